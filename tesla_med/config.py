@@ -1,0 +1,271 @@
+"""Configuration: what a site is, how a task is done. Frozen, unknown keys refused.
+
+Facts live in ``site_configs/<pipeline>/<site>.yaml``, recipes in ``pipelines/<name>.yaml``.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Protocol = Literal["N-O", "N-M", "Y-O", "Y-M"]
+Reset = Literal["never", "site", "case"]
+PROTOCOLS: tuple[Protocol, ...] = ("N-O", "N-M", "Y-O", "Y-M")
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``over`` on top; mappings are merged, everything else replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        known = result.get(key)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(known, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+class Section(BaseModel):
+    """Base of every configuration section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+# ---------------------------------------------------------------- sites
+
+
+class MaskLayer(Section):
+    """One reference file of a case and what its values mean.
+
+    Exactly one of ``write`` and ``values`` may be given; with neither, values are kept.
+    """
+
+    pattern: str = Field(description="glob; its last * is the case key shared with the image")
+    write: int | None = Field(None, ge=0, le=65535, description="label painted where the file > 0")
+    values: dict[int, int] | None = Field(None, description="file value -> label, others refused")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> MaskLayer:
+        if self.write is not None and self.values is not None:
+            raise ValueError("give either 'write' or 'values', not both")
+        return self
+
+
+class Files(Section):
+    """Name patterns, matched without regard to case against file names.
+
+    An extension in a pattern stands for every format that can be read. The text that the
+    last ``*`` matches onward from the start of the name is the case key: ``Case*.nii.gz``
+    and ``*_segmentation.nii.gz`` meet in ``Case07`` for ``Case07_segmentation.nii.gz``.
+    """
+
+    image: tuple[str, ...] = Field(min_length=1)
+    masks: tuple[MaskLayer, ...] = ()
+    combine: Literal["paint", "majority"] = Field(
+        "paint", description="paint: later layers over earlier ones; majority: one vote a layer"
+    )
+
+    @field_validator("image", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class Region(Section):
+    """The part of the in-plane field that the model sees.
+
+    ``whole``: all of it. ``square``: centred, ``size_mm`` a side. ``mask``: a square about the
+    in-plane centre of the mask file matching ``pattern``. ``point``: about ``point_mm`` (RAS+).
+    """
+
+    kind: Literal["whole", "square", "mask", "point"] = "whole"
+    size_mm: float | None = Field(None, gt=0)
+    pattern: str | None = None
+    point_mm: tuple[float, float, float] | None = None
+    slices: Literal["all", "mask"] = Field(
+        "all", description="mask: leave out slices where the region's mask is empty"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Region:
+        needs = {
+            "square": ("size_mm",),
+            "mask": ("size_mm", "pattern"),
+            "point": ("size_mm", "point_mm"),
+        }.get(self.kind, ())
+        missing = [name for name in needs if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"region kind {self.kind!r} needs {', '.join(missing)}")
+        if self.slices == "mask" and self.kind != "mask":
+            raise ValueError("slices: mask needs region kind 'mask'")
+        return self
+
+
+class Scanner(Section):
+    """What is known of the scanner; free text for the report."""
+
+    manufacturer: str | None = None
+    model: str | None = None
+    field_strength_t: float | None = Field(None, gt=0)
+    sequence: str | None = None
+    coil: str | None = None
+
+
+class SiteConfig(Section):
+    """Where one site's data come from. ``pipeline`` and ``id`` follow from the file's place."""
+
+    id: str
+    pipeline: str
+    institution: str
+    description: str = ""
+    scanner: Scanner = Scanner()
+    spacing: Literal["header", "nominal", "nominal_if_unit"] = "header"
+    files: Files
+    region: Region = Region()
+    weights: str | None = Field(None, description="source weights used when --weights is not given")
+    terms: str = Field("", description="terms of the data, repeated in every report")
+    citation: str = ""
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+class LabelClass(Section):
+    """One class: its value in masks, its name, its colour in pictures."""
+
+    value: int = Field(ge=0, le=65535)
+    name: str
+    color: str = Field("#e6550d", pattern=r"^#[0-9a-fA-F]{6}$")
+
+
+class Intensity(Section):
+    """Whole-volume scaling to [0, 1]: by extremes, or by percentiles with clipping."""
+
+    scaling: Literal["minmax", "percentile"] = "minmax"
+    lower: float = Field(0.5, ge=0, le=100)
+    upper: float = Field(99.5, ge=0, le=100)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Intensity:
+        if self.lower >= self.upper:
+            raise ValueError("lower must be below upper")
+        return self
+
+
+class Preprocessing(Section):
+    """From a volume on its native grid to 2-D slices in [0, 1]; undone exactly afterwards."""
+
+    orientation: str = Field("RAS", pattern=r"^[LRAPSI]{3}$")
+    intensity: Intensity = Intensity()
+    spacing: tuple[float, float, float] | None = Field(
+        None, description="resample to this voxel size in mm; 0 keeps an axis"
+    )
+    size: tuple[Annotated[int, Field(ge=8)], Annotated[int, Field(ge=8)]] | None = Field(
+        None, description="resize every slice to this many pixels"
+    )
+    anti_aliasing: bool = False
+    model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0,1] is mapped to this")
+
+    @field_validator("orientation")
+    @classmethod
+    def _axes(cls, value: str) -> str:
+        if {frozenset("LR"), frozenset("AP"), frozenset("SI")} != {
+            pair for letter in value for pair in map(frozenset, ("LR", "AP", "SI")) if letter in pair
+        }:
+            raise ValueError("needs one letter of each pair L/R, A/P, S/I")
+        return value
+
+    @field_validator("spacing")
+    @classmethod
+    def _not_negative(cls, value: Any) -> Any:
+        if value is not None and any(step < 0 for step in value):
+            raise ValueError("voxel sizes must be 0 (keep) or positive")
+        return value
+
+
+class ModelConfig(Section):
+    """A registered network and its own parameters (checked when the network is built)."""
+
+    name: str = "unet"
+    params: dict[str, Any] = {}
+
+
+class TrainConfig(Section):
+    """Source-model training."""
+
+    steps: int = Field(5000, ge=1)
+    batch_size: int = Field(16, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(1e-5, ge=0)
+    validation_fraction: float = Field(0.15, ge=0, lt=1)
+    validate_every: int = Field(250, ge=1)
+    foreground_fraction: float = Field(
+        0.7, ge=0, le=1, description="share of drawn slices that hold foreground"
+    )
+    augment: bool = True
+
+
+class ReportConfig(Section):
+    """What the reports show."""
+
+    bins: int = Field(15, ge=2, le=100)
+    region_dilation: int = Field(3, ge=0, description="voxels, in-plane")
+    overlays_per_case: int = Field(3, ge=1)
+    max_cases_with_overlays: int = Field(50, ge=0)
+
+
+class PipelineConfig(Section):
+    """How one task is done: classes, preprocessing, model, methods, reports.
+
+    ``methods`` holds parameters by method name, ``protocols`` what differs by protocol;
+    each method checks its own.
+    """
+
+    name: str
+    title: str
+    task: Literal["segmentation"] = "segmentation"
+    sites: str = Field(description="folder of site_configs/ whose sites this pipeline serves")
+    classes: tuple[LabelClass, ...] = Field(min_length=2)
+    channels: int = Field(1, ge=1)
+    preprocessing: Preprocessing = Preprocessing()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    method: str = "tesla"
+    protocol: Protocol = "N-O"
+    reset: dict[Protocol, Reset] = {}
+    methods: dict[str, dict[str, Any]] = {}
+    protocols: dict[Protocol, dict[str, dict[str, Any]]] = {}
+    precision: Literal["float32", "bfloat16"] = "float32"
+    predict_batch: int = Field(16, ge=1)
+    reports: tuple[str, ...] = ("table", "calibration", "tensorboard", "html")
+    report: ReportConfig = ReportConfig()
+    citation: str = ""
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, value: tuple[LabelClass, ...]) -> tuple[LabelClass, ...]:
+        values = [item.value for item in value]
+        if len(set(values)) != len(values):
+            raise ValueError(f"class values repeat: {values}")
+        if values[0] != 0:
+            raise ValueError("the first class must be the background with value 0")
+        return value
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Label value of each channel, in channel order."""
+        return tuple(item.value for item in self.classes)
+
+    @property
+    def foreground(self) -> tuple[LabelClass, ...]:
+        """Every class but the background."""
+        return self.classes[1:]
+
+    def method_params(self, method: str, protocol: Protocol) -> dict[str, Any]:
+        """Return the parameters of ``method``, those of ``protocol`` over the common ones."""
+        return merge(self.methods.get(method, {}), self.protocols.get(protocol, {}).get(method, {}))
+
+    def reset_for(self, protocol: Protocol) -> Reset:
+        """Return when the state of a method starts afresh under ``protocol``."""
+        return self.reset.get(protocol, "case" if protocol.endswith("O") else "site")
