@@ -1,0 +1,106 @@
+"""What every network shares: the head, padding to a legal size, the registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tesla_med.config import PipelineConfig, Section
+from tesla_med.configfiles import validate
+from tesla_med.registry import Registry
+
+
+class Network(nn.Module, ABC):
+    """A segmentation network with a named head.
+
+    Subclasses set ``Params`` (a frozen parameter model) and ``divisor``, the size that H and W
+    must divide by; other sizes are padded by edge replication and the logits cropped back.
+    """
+
+    Params: ClassVar[type[Section]]
+    summary: ClassVar[str]
+    divisor: int = 1
+    minimum: int = 1
+
+    @classmethod
+    @abstractmethod
+    def build(cls, params: Any, channels: int, classes: int) -> Network:
+        """Return a new network for ``channels`` inputs and ``classes`` outputs."""
+
+    @property
+    @abstractmethod
+    def head(self) -> nn.Module:
+        """The last layer, from features to logits; frozen by methods that keep the classifier."""
+
+    @abstractmethod
+    def logits(self, images: Tensor) -> Tensor:
+        """Map (N, C, H, W) with legal H and W to logits (N, L, H, W)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (N, C, H, W) in the model's range, any size, to logits (N, L, H, W)."""
+        height, width = images.shape[-2:]
+        pad = [self._missing(height), self._missing(width)]
+        if not any(pad):
+            return self.logits(images)
+        padded = functional.pad(images, (0, pad[1], 0, pad[0]), mode="replicate")
+        return self.logits(padded)[..., :height, :width]
+
+    def _missing(self, size: int) -> int:
+        legal = max(-(-size // self.divisor) * self.divisor, self.minimum)
+        return legal - size
+
+
+MODELS: Registry[type[Network]] = Registry("model", "tesla_med.models")
+
+
+def build_model(pipeline: PipelineConfig, params: Mapping[str, Any] | None = None) -> Network:
+    """Return the network that ``pipeline.model`` names, with fresh weights.
+
+    Raises:
+        ConfigError: unknown model name or parameters that do not fit it.
+    """
+    network = MODELS.get(pipeline.model.name)
+    given = pipeline.model.params if params is None else params
+    checked = validate(network.Params, given, f"model.params of {pipeline.model.name!r}")
+    return network.build(checked, pipeline.channels, len(pipeline.classes))
+
+
+NORM_LAYERS: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def norm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the batch-normalisation layers in module order."""
+    return [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def to_model_range(images: Tensor, model_range: tuple[float, float]) -> Tensor:
+    """Map images in [0, 1] to the range that the network was trained on."""
+    low, high = model_range
+    return images * (high - low) + low
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def default_device(name: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu`` or ``cuda`` (``cuda:N`` too).
+
+    Raises:
+        ConfigError: a name that is not a device, or CUDA asked for where there is none.
+    """
+    from tesla_med.errors import ConfigError
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name != "cpu" and not name.startswith("cuda"):
+        raise ConfigError(f"unknown device {name!r}. Known: auto, cpu, cuda.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for but no CUDA device is available; use --device cpu")
+    return torch.device(name)

@@ -1,0 +1,178 @@
+"""Weights: safetensors with a JSON card beside them; other people's state dicts, weights only.
+
+The card says what the weights were trained for, so that a mask is never made with the wrong
+classes, size or intensity range by accident.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from tesla_med import __version__
+from tesla_med.config import LabelClass, ModelConfig, PipelineConfig, Preprocessing
+from tesla_med.errors import CheckpointError
+from tesla_med.files import atomic_path, write_json
+from tesla_med.types import Record
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
+
+
+class ModelCard(Record):
+    """What a weights file is for; written as ``<weights stem>.json``."""
+
+    pipeline: str
+    channels: int
+    classes: tuple[LabelClass, ...]
+    preprocessing: Preprocessing
+    model: ModelConfig
+    training_sites: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+
+
+def make_card(
+    pipeline: PipelineConfig, training_sites: tuple[str, ...] = (), extra: dict[str, Any] | None = None
+) -> ModelCard:
+    """Return the card of weights made with ``pipeline``."""
+    return ModelCard(
+        pipeline=pipeline.name,
+        channels=pipeline.channels,
+        classes=pipeline.classes,
+        preprocessing=pipeline.preprocessing,
+        model=pipeline.model,
+        training_sites=training_sites,
+        versions=versions(),
+        extra=extra or {},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    from importlib.metadata import version
+
+    names = ("torch", "monai", "nibabel", "numpy")
+    return {"tesla-med": __version__, "python": platform.python_version()} | {
+        name: version(name) for name in names
+    }
+
+
+def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:
+    """Write the weights to ``path`` (.safetensors) and the card beside it, each in one step.
+
+    Raises:
+        OutputError: the files cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    with atomic_path(path) as temporary:
+        save_file(tensors, str(temporary), metadata={"format": "pt", "writer": f"tesla-med {__version__}"})
+    write_json(path.with_suffix(".json"), card.model_dump(mode="json"))
+
+
+def read_card(path: Path) -> ModelCard | None:
+    """Return the card beside the weights at ``path``, or None if there is none.
+
+    Raises:
+        CheckpointError: a card is there but cannot be read.
+    """
+    card = path.with_suffix(".json")
+    if not card.is_file():
+        return None
+    try:
+        return ModelCard.model_validate(json.loads(card.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ValidationError) as error:
+        raise CheckpointError(
+            f"{card}: not a model card of tesla-med ({_first_line(error)}); "
+            "move it away to use the weights with the pipeline's own preprocessing"
+        ) from None
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read a state dict: safetensors, or a PyTorch file holding nothing but weights.
+
+    Half precision is cast to float32. A ``state_dict`` entry and a ``module.`` prefix are unwrapped.
+
+    Raises:
+        CheckpointError: missing, another suffix, damaged, or a file that would run code.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no weights at {path}; give a {' or '.join(SUFFIXES)} file with --weights")
+    if path.suffix.lower() not in SUFFIXES:
+        raise CheckpointError(f"{path}: expected one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
+    try:
+        content = _read(path)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: refused, it holds more than weights and could run code ({_first_line(error)}); "
+            "save the model's state_dict alone, or convert it to safetensors"
+        ) from None
+    except Exception as error:  # torch and safetensors raise many kinds on damaged files
+        raise CheckpointError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
+    return _unwrapped(content, path)
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(str(path))
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    for key in ("state_dict", "model_state_dict", "model", "net"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(f"{path}: expected a state dict of tensors, got {type(content).__name__}")
+    state = {str(key).removeprefix("module."): value for key, value in content.items()}
+    return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Load ``state`` strictly into ``model``.
+
+    Raises:
+        CheckpointError: keys are missing, unexpected or of another shape; each is listed.
+    """
+    own = model.state_dict()
+    optional = {key for key in own if key.endswith("num_batches_tracked")}
+    missing = [key for key in own if key not in state and key not in optional]
+    unexpected = [key for key in state if key not in own]
+    shapes = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    if missing or unexpected or shapes:
+        parts = [
+            f"{len(items)} {what}: {_some(items)}"
+            for what, items in (("missing", missing), ("unexpected", unexpected), ("other shape", shapes))
+            if items
+        ]
+        raise CheckpointError(
+            f"{path}: weights of another architecture than the pipeline's model. {'; '.join(parts)}. "
+            "Set model.name and model.params to the network that they were trained with."
+        )
+    if any(not torch.isfinite(value).all() for value in state.values() if value.is_floating_point()):
+        raise CheckpointError(f"{path}: holds NaN or infinite weights; use another checkpoint")
+    model.load_state_dict(state, strict=False)
+
+
+def _some(items: list[str], limit: int = 6) -> str:
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__

@@ -1,0 +1,89 @@
+"""From a pipeline and a weights file to a network, with the card's word over the pipeline's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tesla_med.config import PipelineConfig, Section
+from tesla_med.errors import CheckpointError
+from tesla_med.models.base import Network, build_model
+from tesla_med.models.checkpoint import ModelCard, load_state, read_card, read_state
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A network with its weights, and the pipeline as the weights need it.
+
+    ``warnings`` name every difference between the pipeline as given and the card.
+    """
+
+    model: Network
+    pipeline: PipelineConfig
+    card: ModelCard | None
+    warnings: tuple[str, ...]
+
+
+def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] = ()) -> LoadedModel:
+    """Build the network and load the weights.
+
+    The card beside the weights decides the network and the preprocessing, since that is what they
+    were trained with; keys set by ``overrides`` (``a.b=value``) stay. Without a card the pipeline's
+    own are taken, with a warning.
+
+    Raises:
+        CheckpointError: unreadable weights, another architecture, or classes that do not fit.
+    """
+    state = read_state(path)
+    card = read_card(path)
+    if card is None:
+        text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are taken"
+        resolved, warnings = pipeline, (text,)
+    else:
+        _check_classes(card, pipeline, path)
+        resolved, warnings = _follow_card(card, pipeline, overrides)
+    model = build_model(resolved)
+    load_state(model, state, path)
+    return LoadedModel(model, resolved, card, warnings)
+
+
+def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> None:
+    def short(classes: Any) -> list[str]:
+        return [f"{item.value}={item.name}" for item in classes]
+
+    if [item.value for item in card.classes] != list(pipeline.values) or card.channels != pipeline.channels:
+        raise CheckpointError(
+            f"{path}: trained for {card.channels} channel(s) and classes {', '.join(short(card.classes))}, but "
+            f"pipeline {pipeline.name!r} has {pipeline.channels} and {', '.join(short(pipeline.classes))}; "
+            f"use --pipeline {card.pipeline} or other weights"
+        )
+
+
+def _follow_card(
+    card: ModelCard, pipeline: PipelineConfig, overrides: tuple[str, ...]
+) -> tuple[PipelineConfig, tuple[str, ...]]:
+    kept = {text.partition("=")[0].strip().split(".")[0] for text in overrides}
+    update: dict[str, Section] = {}
+    warnings: list[str] = []
+    sections: dict[str, tuple[Section, Section]] = {
+        "model": (card.model, pipeline.model),
+        "preprocessing": (card.preprocessing, pipeline.preprocessing),
+    }
+    for name, (trained, given) in sections.items():
+        if trained == given:
+            continue
+        changes = _differences(trained, given, name)
+        if name in kept:
+            warnings.append(f"--set departs from what the weights were trained with: {'; '.join(changes)}")
+        else:
+            update[name] = trained
+            warnings.append(f"taken from the weights' card instead of the pipeline: {'; '.join(changes)}")
+    return pipeline.model_copy(update=update), tuple(warnings)
+
+
+def _differences(trained: Section, given: Section, prefix: str) -> list[str]:
+    before, now = trained.model_dump(), given.model_dump()
+    return [
+        f"{prefix}.{key} = {before[key]} (pipeline: {now[key]})" for key in before if before[key] != now[key]
+    ]

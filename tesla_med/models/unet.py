@@ -1,0 +1,112 @@
+"""The 2-D U-Net of the TeSLA release, with a width parameter (width 64 there).
+
+Two (3x3 convolution, batch norm, ReLU) a level; encoder widths 1, 2, 4, 8, 8 times ``width`` with
+2x2 max pooling between; decoder: bilinear upsampling with aligned corners, the skip first in the
+concatenation, halved middle width; 1x1 head. State dict keys are those of the release.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tesla_med.config import Section
+from tesla_med.models.base import MODELS, Network
+
+
+class UNetParams(Section):
+    """Parameters of the U-Net."""
+
+    width: int = Field(64, ge=1, description="channels of the first level")
+
+
+class _DoubleConv(nn.Module):
+    def __init__(self, inputs: int, outputs: int, middle: int | None = None) -> None:
+        super().__init__()
+        middle = middle or outputs
+        self.double_conv = nn.Sequential(
+            nn.Conv2d(inputs, middle, 3, padding=1),
+            nn.BatchNorm2d(middle),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(middle, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.double_conv(features)  # type: ignore[no-any-return]
+
+
+class _Down(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), _DoubleConv(inputs, outputs))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.maxpool_conv(features)  # type: ignore[no-any-return]
+
+
+class _Up(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        self.conv = _DoubleConv(inputs, outputs, inputs // 2)
+
+    def forward(self, features: Tensor, skip: Tensor) -> Tensor:
+        return self.conv(torch.cat([skip, self.up(features)], dim=1))  # type: ignore[no-any-return]
+
+
+class _Out(nn.Module):
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, classes, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.conv(features)  # type: ignore[no-any-return]
+
+
+@MODELS.register("unet")
+class UNet(Network):
+    """U-Net in the layout of the TeSLA release; see the module's docstring."""
+
+    Params = UNetParams
+    summary = "2-D U-Net in the layout of the TeSLA release, any width"
+    divisor = 16
+    minimum = 32  # two pixels a side at the bottom, so that batch statistics exist
+
+    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.inc = _DoubleConv(channels, width)
+        self.down1 = _Down(width, 2 * width)
+        self.down2 = _Down(2 * width, 4 * width)
+        self.down3 = _Down(4 * width, 8 * width)
+        self.down4 = _Down(8 * width, 8 * width)
+        self.up1 = _Up(16 * width, 4 * width)
+        self.up2 = _Up(8 * width, 2 * width)
+        self.up3 = _Up(4 * width, width)
+        self.up4 = _Up(2 * width, width)
+        self.outc = _Out(width, classes)
+
+    @classmethod
+    def build(cls, params: UNetParams, channels: int, classes: int) -> UNet:
+        """Return a new U-Net."""
+        return cls(channels, classes, params.width)
+
+    @property
+    def head(self) -> nn.Module:
+        """The 1x1 convolution from features to logits."""
+        return self.outc
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Map (N, C, H, W), H and W multiples of 16, to logits (N, L, H, W)."""
+        level1 = self.inc(images)
+        level2 = self.down1(level1)
+        level3 = self.down2(level2)
+        level4 = self.down3(level3)
+        level5 = self.down4(level4)
+        features = self.up1(level5, level4)
+        features = self.up2(features, level3)
+        features = self.up3(features, level2)
+        features = self.up4(features, level1)
+        return self.outc(features)  # type: ignore[no-any-return]
