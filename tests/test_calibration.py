@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from tesla_med.calibration import (
+    CalibrationCounts,
+    calibration_region,
+    count_binary,
+    count_case,
+    merge,
+    summarise,
+)
+from tesla_med.errors import DataError
+
+
+def softmax(logits):
+    shifted = np.exp(logits - logits.max(axis=0))
+    return (shifted / shifted.sum(axis=0)).astype(np.float32)
+
+
+def make_case(seed, shape=(9, 8, 5), classes=3, sharpness=2.0):
+    rng = np.random.default_rng(seed)
+    reference = rng.integers(0, classes, shape)
+    both = [softmax(sharpness * rng.normal(size=(classes, *shape))) for _ in range(2)]
+    return both[0], both[1], reference, rng.random(shape) > 0.5
+
+
+def loop_oracle(probs, reference, chosen, bins, target):
+    """One voxel at a time: ECE, Brier and log-loss of one class index, or of "all"."""
+    cells = [[0, 0.0, 0] for _ in range(bins)]
+    brier = nll = voxels = 0
+    for place in np.argwhere(chosen):
+        vector = [float(value) for value in probs[(slice(None), *place)]]
+        truth = int(reference[tuple(place)])
+        if target == "all":
+            confidence, hit = max(vector), vector.index(max(vector)) == truth
+            brier += sum((p - (c == truth)) ** 2 for c, p in enumerate(vector))
+            nll -= math.log(vector[truth])
+        else:
+            confidence, hit = vector[target], target == truth
+            brier += (confidence - hit) ** 2
+            nll -= math.log(confidence if hit else 1 - confidence)
+        index = next(b for b in range(bins) if b == bins - 1 or confidence <= (b + 1) / bins)
+        cells[index][0] += 1
+        cells[index][1] += confidence
+        cells[index][2] += hit
+        voxels += 1
+    ece = sum(n / voxels * abs(hits / n - total / n) for n, total, hits in cells if n)
+    return ece, brier / voxels, nll / voxels, [cell[0] for cell in cells]
+
+
+@pytest.mark.parametrize("bins", [2, 10, 15])
+@pytest.mark.parametrize("seed", range(2))
+def test_figures_match_a_plain_loop(seed, bins):
+    source, adapted, reference, region = make_case(seed)
+    values = (0, 2, 5)
+    summary = summarise(merge([count_case(source, adapted, reference, region, values, bins)]))
+    for model, probs in (("source", source), ("adapted", adapted)):
+        for area, chosen in (("region", region), ("all", np.ones_like(region))):
+            for key, target in (("all", "all"), ("0", 0), ("2", 1), ("5", 2)):
+                figures = summary[area][model][key]
+                ece, brier, nll, counts = loop_oracle(probs, reference, chosen, bins, target)
+                assert figures["ece"] == pytest.approx(ece, abs=1e-9)
+                assert figures["brier"] == pytest.approx(brier, rel=1e-6)
+                assert figures["nll"] == pytest.approx(nll, rel=1e-6)
+                assert figures["bins"]["count"] == counts
+                assert figures["voxels"] == np.count_nonzero(chosen)
+
+
+def test_confidence_of_one_shares_the_last_bin():
+    counts = count_binary(np.array([0.95, 1.0]), np.array([True, False]), bins=10)
+    assert counts.ece == pytest.approx(0.475)
+    assert counts.count.tolist() == [0] * 9 + [2]
+
+
+def test_edges_of_bins():
+    counts = count_binary(np.array([0.0, 0.5, 0.75, 1.0]), np.ones(4, bool), bins=4)
+    assert counts.count.tolist() == [1, 1, 1, 1]
+    assert counts.summary()["bins"]["edges"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_merging_equals_counting_at_once_in_any_order():
+    cases = [make_case(seed, shape=(6, 5, 4)) for seed in range(3)]
+    parts = [count_case(*case, values=(0, 1, 2)) for case in cases]
+    whole = count_case(
+        *(np.concatenate([case[i] for case in cases], axis=-1) for i in range(4)), values=(0, 1, 2)
+    )
+    forward, backward = summarise(merge(parts)), summarise(merge(reversed(parts)))
+    assert forward["scored_cases"] == 3
+    for area in ("region", "all"):
+        for model in ("source", "adapted"):
+            for key in ("all", "0", "1", "2"):
+                expected = summarise(merge([whole]))[area][model][key]
+                for result in (forward, backward):
+                    got = result[area][model][key]
+                    assert got["bins"]["count"] == expected["bins"]["count"]
+                    for figure in ("ece", "brier", "nll"):
+                        assert got[figure] == pytest.approx(expected[figure], rel=1e-9)
+
+
+def test_merge_leaves_its_inputs_alone_and_counts_survive_json():
+    parts = [count_case(*make_case(seed), values=(0, 1, 2)) for seed in range(2)]
+    before = json.dumps(parts)
+    direct = merge(parts)
+    assert json.dumps(parts) == before
+    assert merge(json.loads(before)) == direct
+
+
+def test_probability_zero_of_the_truth_is_finite_and_counted():
+    probs = np.zeros((2, 2, 1, 1), np.float32)
+    probs[0] = 1.0
+    reference = np.array([[[1]], [[0]]])
+    everywhere = np.ones(reference.shape, bool)
+    figures = summarise(merge([count_case(probs, probs, reference, everywhere, (0, 1))]))["all"]["adapted"]
+    assert figures["all"]["nll"] == pytest.approx(-math.log(1e-12) / 2)
+    assert figures["all"]["clipped"] == 1
+    assert figures["all"]["brier"] == pytest.approx(1.0)  # (1 + 1 + 0 + 0) / 2
+    assert figures["1"]["brier"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("value", [1.01, -0.01, 5.0, np.nan, np.inf])
+def test_values_that_are_no_probabilities_are_refused(value):
+    source, adapted, reference, region = make_case(0)
+    adapted[1, 0, 0, 0] = value
+    for chosen in (region, ~region):
+        with pytest.raises(DataError, match=r"expected probabilities in \[0, 1\]"):
+            count_case(source, adapted, reference, chosen, (0, 1, 2))
+
+
+def test_rounding_noise_about_one_is_accepted():
+    counts = count_binary(np.array([1.0 + 5e-5, -5e-5]), np.array([True, False]), bins=10)
+    assert counts.ece == 0.0
+    assert counts.count.tolist() == [1] + [0] * 8 + [1]
+
+
+def test_background_does_not_hide_the_structure():
+    # 100,000 voxels, 0.5 % foreground, 0.5 % false positives at p = 0.6
+    foreground = np.full(100_000, 0.001, np.float32)
+    reference = np.zeros(100_000, np.int64)
+    reference[:500] = 1
+    foreground[:1000] = 0.6
+    region = np.zeros(100_000, bool)
+    region[:1000] = True
+    shape = (100, 100, 10)
+    probs = np.stack([1 - foreground, foreground]).reshape(2, *shape)
+    counts = count_case(probs, probs, reference.reshape(shape), region.reshape(shape), (0, 1), 10)
+    summary = summarise(merge([counts]))
+    assert summary["region"]["adapted"]["1"]["ece"] == pytest.approx(0.1, abs=1e-6)
+    assert summary["all"]["adapted"]["1"]["ece"] == pytest.approx(0.002, abs=1e-4)
+    assert summary["region"]["adapted"]["1"]["voxels"] == 1000
+
+
+def test_perfect_and_empty_region():
+    reference = np.array([0, 1, 1, 0]).reshape(4, 1, 1)
+    probs = np.stack([reference == 0, reference == 1]).astype(np.float32)
+    counts = count_case(probs, probs, reference, np.zeros(reference.shape, bool), (0, 1))
+    summary = summarise(merge([counts]))
+    assert summary["all"]["adapted"]["all"]["ece"] == 0.0
+    assert summary["region"]["adapted"]["all"]["ece"] is None
+    assert summary["region"]["adapted"]["all"]["voxels"] == 0
+    json.dumps(summary, allow_nan=False)
+
+
+def test_nothing_scored_gives_no_numbers():
+    assert merge([]) is None
+    summary = summarise(None)
+    assert summary["scored_cases"] == 0
+    assert set(summary) == {"scored_cases", "note"}
+
+
+def test_inputs_that_do_not_fit_are_named():
+    source, adapted, reference, region = make_case(0)
+    with pytest.raises(DataError, match="source probabilities"):
+        count_case(source[:2], adapted, reference, region, (0, 1, 2))
+    with pytest.raises(DataError, match="region"):
+        count_case(source, adapted, reference, region[:3], (0, 1, 2))
+    with pytest.raises(DataError, match="class indices 0 to 2, got 0 to 5"):
+        count_case(source, adapted, np.where(reference == 2, 5, reference), region, (0, 1, 2))
+    one = count_case(source, adapted, reference, region, (0, 1, 2), 10)
+    other = count_case(source, adapted, reference, region, (0, 1, 2), 15)
+    with pytest.raises(DataError, match=r"10 bins .* 15 bins"):
+        merge([one, other])
+
+
+def test_large_counts_do_not_lose_precision():
+    probability = np.full(3_000_000, np.float32(0.1))
+    counts = count_binary(probability, np.zeros(probability.shape, bool), bins=15)
+    assert counts.ece == pytest.approx(float(np.float32(0.1)), rel=1e-10)
+
+
+def test_counts_add():
+    one = count_binary(np.array([0.2, 0.9]), np.array([False, True]), 5)
+    assert (one + one).voxels == 4
+    assert (one + one).ece == pytest.approx(one.ece)
+    copy = CalibrationCounts.from_json(json.loads(json.dumps(one.to_json())))
+    assert copy.summary() == one.summary()
+
+
+@pytest.mark.parametrize("slice_axis", [0, 1, 2, -1])
+def test_region_grows_within_slices_only(slice_axis):
+    masks = [np.zeros((15, 15, 15), np.uint8) for _ in range(3)]
+    for value, mask, centre in zip((1, 2, 5), masks, ((7, 7, 7), (7, 7, 8), (1, 7, 7)), strict=True):
+        mask[centre] = value
+    region = calibration_region(*masks, dilation=3, slice_axis=slice_axis)
+    expected = np.zeros_like(region)
+    for centre in ((7, 7, 7), (7, 7, 8), (1, 7, 7)):
+        for place in np.ndindex(region.shape):
+            offset = np.subtract(place, centre)
+            if offset[slice_axis] == 0 and (offset**2).sum() <= 9:
+                expected[place] = True
+    assert np.array_equal(region, expected)
+
+
+def test_region_without_foreground_or_dilation():
+    empty = np.zeros((6, 6, 6), np.uint8)
+    assert not calibration_region(empty, empty).any()
+    mask = empty.copy()
+    mask[2, 3, 4] = 1
+    assert calibration_region(empty, mask, dilation=0).sum() == 1
+    with pytest.raises(DataError, match="one shape"):
+        calibration_region(empty, mask[:3])
+
+
+def test_clinical_volume_is_counted_in_seconds():
+    rng = np.random.default_rng(0)
+    shape = (448, 448, 15)
+    foreground = rng.random(shape, dtype=np.float32)
+    probs = np.stack([1 - foreground, foreground])
+    reference = (foreground > 0.7).astype(np.uint8)
+    start = time.perf_counter()
+    region = calibration_region(reference * 0, (foreground > 0.99999).astype(np.uint8))
+    count_case(probs, probs, reference, region, (0, 1))
+    assert time.perf_counter() - start < 12.0  # about 2 s on an idle machine
