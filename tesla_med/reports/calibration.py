@@ -1,0 +1,137 @@
+"""``report/calibration.json`` and ``report/reliability.png``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tesla_med.calibration import ALL_CLASSES, MODELS, merge, summarise
+from tesla_med.config import PipelineConfig
+from tesla_med.reports.base import REPORTS, Report
+from tesla_med.types import CaseResult
+
+COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
+INK = "#27313d"
+
+
+@REPORTS.register("calibration")
+class CalibrationReport(Report):
+    """Calibration of the unadapted model and of the method, over the region and all voxels."""
+
+    name = "calibration"
+    summary = "calibration.json and a reliability diagram"
+
+    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
+        """Write both files; without a scored case only the JSON, which says so."""
+        from tesla_med.files import atomic_path, write_json
+
+        summary = summarise_results(results)
+        folder = self.run.report_folder
+        data, picture = folder / "calibration.json", folder / "reliability.png"
+        content = (
+            summary | {"definitions": definitions(self.run.pipeline)} if "region" in summary else summary
+        )
+        write_json(data, content)
+        drawn = reliability_png(summary, self.run.pipeline)
+        if drawn is None:
+            picture.unlink(missing_ok=True)  # one of an earlier run would contradict the JSON
+            return [data]
+        with atomic_path(picture) as temporary:
+            temporary.write_bytes(drawn)
+        return [data, picture]
+
+
+def summarise_results(results: Sequence[CaseResult]) -> dict[str, Any]:
+    """Return :func:`tesla_med.calibration.summarise` of every case that has counts."""
+    return summarise(merge(item.calibration for item in results if item.calibration is not None))
+
+
+def definitions(pipeline: PipelineConfig) -> dict[str, str]:
+    """Return what each figure means, in words."""
+    names = ", ".join(f"{item.value} {item.name}" for item in pipeline.classes)
+    return {
+        "classes": names,
+        "all": "every class together: confidence of the most likely class",
+        "region": (
+            "reference, source and adapted foreground united, dilated"
+            f" {pipeline.report.region_dilation} voxels within slices"
+        ),
+        "ece": "mean over voxels of |accuracy - confidence| of the voxel's bin; bins are (low, high]",
+        "brier": "mean squared error of the probability; of all classes: summed over classes, 0 to 2",
+        "nll": "mean negative natural logarithm of the probability of what is true, at least epsilon",
+        "clipped": "voxels whose probability of what is true was below epsilon",
+    }
+
+
+def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> bytes | None:
+    """Draw the reliability of the region, a row for each foreground class, source beside adapted.
+
+    Returns:
+        A PNG file, or None where no voxel of the region was scored.
+    """
+    if "region" not in summary or not summary["region"]["adapted"][ALL_CLASSES]["voxels"]:
+        return None
+    import io
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    classes = pipeline.foreground
+    figure = Figure(figsize=(8.6, 0.5 + 4.1 * len(classes)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    rows = figure.subfigures(len(classes), 1, squeeze=False, hspace=0.04)
+    for part, item in zip(rows[:, 0], classes, strict=True):
+        grid = part.subplots(
+            2, 2, sharex=True, sharey="row", gridspec_kw={"height_ratios": [4, 1], "hspace": 0.02}
+        )
+        part.suptitle(f"{item.name} (label {item.value}), calibration region", color=INK, weight="bold")
+        for column, model in enumerate(MODELS):
+            _draw(grid[0, column], grid[1, column], summary["region"][model][str(item.value)], model)
+        grid[0, 0].set_ylabel("share that is correct", color=INK)
+        grid[1, 0].set_ylabel("voxels", color=INK)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=130)
+    return stream.getvalue()
+
+
+def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> None:
+    bins = figures["bins"]
+    edges, counts = bins["edges"], bins["count"]
+    left, width = edges[:-1], edges[1] - edges[0]
+    color = COLORS[model]
+    filled = [index for index, count in enumerate(counts) if count]
+    above.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="perfect", zorder=3)
+    above.bar(
+        [left[index] for index in filled],
+        [bins["accuracy"][index] for index in filled],
+        width,
+        align="edge",
+        color=color,
+        edgecolor="white",
+        linewidth=0.8,
+        label="observed",
+    )
+    above.plot(
+        [bins["confidence"][index] for index in filled],
+        [bins["accuracy"][index] for index in filled],
+        "o",
+        color=INK,
+        markersize=3.2,
+        label="mean probability of the bin",
+        zorder=4,
+    )
+    ece = figures["ece"]
+    above.set_title(f"{model}   ECE {'n/a' if ece is None else format(ece, '.3f')}", color=INK, fontsize=11)
+    above.set(xlim=(0, 1), ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
+    above.legend(loc="upper left", fontsize=7.5, frameon=False)
+    below.bar(left, counts, width, align="edge", color=color, edgecolor="white", linewidth=0.8)
+    below.set_yscale("symlog", linthresh=10)
+    below.set_ylim(bottom=0)
+    below.set_xlabel("predicted probability", color=INK)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color("#aab3bf")
+        axes.tick_params(colors="#56616f", labelsize=8)
+        axes.grid(axis="y", color="#e8ebef", linewidth=0.8)
+        axes.set_axisbelow(True)

@@ -1,0 +1,247 @@
+"""Pictures of masks on the image: source | adapted | reference, oriented and in true proportions."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.config import LabelClass
+from tesla_med.metrics import bounding_box
+from tesla_med.types import CaseView, IntArray
+
+LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))  # positive and negative end of each RAS+ axis
+BACKGROUND, INK = "#11161d", "#e8edf3"
+PICTURE_INCHES = 11.0
+GAP_INCHES = 0.06
+TITLE_INCHES = 0.3
+SMALLEST_VIEW = 0.3  # share of the field that is always shown
+
+
+@dataclass(frozen=True)
+class Plane:
+    """How slices across one axis are laid out on the screen, in radiological display.
+
+    The patient's right is on the left of the picture (anterior, for sagittal slices); anterior is
+    at the top of axial slices, superior at the top of all others.
+
+    Attributes:
+        axis: array axis that runs from slice to slice.
+        rows: array axis shown from top to bottom.
+        columns: array axis shown from left to right.
+        flip_rows: the array index falls from top to bottom.
+        flip_columns: the array index falls from left to right.
+        letters: patient directions at the left, right, top and bottom edge.
+        aspect: height over width of one pixel.
+    """
+
+    axis: int
+    rows: int
+    columns: int
+    flip_rows: bool
+    flip_columns: bool
+    letters: tuple[str, str, str, str]
+    aspect: float
+
+    def cut(self, array: npt.NDArray[Any], index: int) -> npt.NDArray[Any]:
+        """Return slice ``index`` of an (I, J, K) array as (rows, columns) of the screen."""
+        kept = np.take(array, index, axis=self.axis)
+        plane = kept if self.rows < self.columns else kept.T
+        return plane[:: -1 if self.flip_rows else 1, :: -1 if self.flip_columns else 1]
+
+
+def axis_directions(affine: npt.NDArray[np.float64]) -> tuple[tuple[int, bool], ...]:
+    """Return for each array axis the nearest world axis (0 R/L, 1 A/P, 2 S/I) and if it runs to -."""
+    columns = affine[:3, :3] / np.maximum(np.linalg.norm(affine[:3, :3], axis=0), 1e-12)
+    best = max(
+        itertools.permutations(range(3)),
+        key=lambda order: sum(abs(columns[world, axis]) for axis, world in enumerate(order)),
+    )
+    return tuple((world, bool(columns[world, axis] < 0)) for axis, world in enumerate(best))
+
+
+def slice_axis(affine: npt.NDArray[np.float64], orientation: str = "RAS") -> int:
+    """Return the array axis across which a pipeline of this ``orientation`` cuts slices.
+
+    Args:
+        affine: (4, 4) voxel to RAS+ mm.
+        orientation: axis codes the volume is brought to; slices run along the third.
+    """
+    target = next(world for world, pair in enumerate(LETTERS) if orientation[2] in pair)
+    return next(axis for axis, (world, _) in enumerate(axis_directions(affine)) if world == target)
+
+
+def layout(affine: npt.NDArray[np.float64], spacing: Sequence[float], axis: int) -> Plane:
+    """Return how slices across array axis ``axis`` are shown."""
+    directions = axis_directions(affine)
+    across = directions[axis][0]
+    world_column, world_row = (1, 2) if across == 0 else (0, 2) if across == 1 else (0, 1)
+    places = {world: index for index, (world, _) in enumerate(directions)}
+    rows, columns = places[world_row], places[world_column]
+    down = LETTERS[world_row][1]  # P, or I
+    right = LETTERS[world_column][1]  # L, or P
+    return Plane(
+        axis=axis,
+        rows=rows,
+        columns=columns,
+        flip_rows=not directions[rows][1],
+        flip_columns=not directions[columns][1],
+        letters=(LETTERS[world_column][0], right, LETTERS[world_row][0], down),
+        aspect=float(spacing[rows] / spacing[columns]),
+    )
+
+
+def display_window(image: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """Return the 1st and 99.5th percentile of the volume, one window for all of its pictures."""
+    sampled = image.ravel()[:: max(1, image.size // 500_000)]
+    low, high = (float(value) for value in np.percentile(sampled, [1.0, 99.5]))
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def choose_slices(view: CaseView, axis: int, number: int) -> list[int]:
+    """Return at most ``number`` slices with the most foreground, apart from each other, in order.
+
+    Without any foreground it is the middle slice.
+    """
+    union = foreground(view)
+    areas = union.sum(axis=tuple(other for other in range(3) if other != axis))
+    filled = np.flatnonzero(areas)
+    if not filled.size:
+        return [view.image.shape[axis] // 2]
+    apart = max(1, int(filled.size // (number + 1)))
+    chosen: list[int] = []
+    for index in sorted(filled, key=lambda item: (-areas[item], item)):
+        if len(chosen) < number and all(abs(index - other) >= apart for other in chosen):
+            chosen.append(int(index))
+    return sorted(chosen)
+
+
+def foreground(view: CaseView) -> npt.NDArray[np.bool_]:
+    """Return where any of the masks of ``view`` is not background."""
+    union: npt.NDArray[np.bool_] = (view.mask != 0) | (view.source_mask != 0)
+    return union if view.reference is None else union | (view.reference != 0)
+
+
+def panels(view: CaseView) -> dict[str, IntArray]:
+    """Return the masks that are shown side by side, by title."""
+    shown = {"source": view.source_mask, "adapted": view.mask}
+    return shown if view.reference is None else shown | {"reference": view.reference}
+
+
+def draw(
+    view: CaseView,
+    axis: int,
+    index: int,
+    classes: Sequence[LabelClass],
+    titles: Mapping[str, str] | None = None,
+) -> Any:
+    """Draw slice ``index`` once for each mask, outlines in the colours of the classes.
+
+    The outline of the reference is dashed white on the other panels. Every panel has the same
+    display window and the same crop, which follows the foreground of the whole case.
+
+    Args:
+        view: the arrays.
+        axis: array axis across which slices are cut.
+        index: number of the slice, from 0.
+        classes: the classes; value 0 is not drawn.
+        titles: text above each panel by its name, instead of the name.
+
+    Returns:
+        A matplotlib figure with an Agg canvas.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    plane = layout(view.affine, view.spacing, axis)
+    top, bottom, left, right = _crop(view, plane)
+    shown = panels(view)
+    width = (PICTURE_INCHES - GAP_INCHES * (len(shown) - 1)) / len(shown)
+    height = min(width * (bottom - top) * plane.aspect / (right - left), 1.6 * width)
+    total = height + TITLE_INCHES
+    figure = Figure(figsize=(PICTURE_INCHES, total), dpi=100, facecolor=BACKGROUND)
+    FigureCanvasAgg(figure)
+    low, high = display_window(view.image)
+    for place, (name, mask) in enumerate(shown.items()):
+        start = place * (width + GAP_INCHES) / PICTURE_INCHES
+        axes = figure.add_axes((start, 0, width / PICTURE_INCHES, height / total))
+        axes.set_axis_off()
+        axes.imshow(plane.cut(view.image, index), cmap="gray", vmin=low, vmax=high, aspect=plane.aspect)
+        if view.reference is not None and name != "reference":
+            _outline(axes, plane.cut(view.reference, index), classes, reference=True)
+        _outline(axes, plane.cut(mask, index), classes)
+        axes.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
+        _letters(axes, plane.letters)
+        title = (titles or {}).get(name, name)
+        figure.text(start + 0.005, 1 - 0.08 / total, title, color=INK, size=10.5, va="top", weight="bold")
+    return figure
+
+
+def to_jpeg(figure: Any) -> bytes:
+    """Return the figure as a JPEG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="jpeg", facecolor=BACKGROUND, pil_kwargs={"quality": 88, "subsampling": 0})
+    return stream.getvalue()
+
+
+def to_array(figure: Any) -> npt.NDArray[np.float32]:
+    """Return the figure as (height, width, 3) float32 in [0, 1]."""
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    return pixels.astype(np.float32) / 255.0
+
+
+def _crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
+    """Return first and last + 1 row and column of a square in mm about the foreground."""
+    shape = view.image.shape
+    union = foreground(view)
+    box = bounding_box(union) if union.any() else tuple(slice(0, size) for size in shape)
+    ends = []
+    steps = view.spacing[plane.rows], view.spacing[plane.columns]
+    spans = [(plane.rows, plane.flip_rows, steps[0]), (plane.columns, plane.flip_columns, steps[1])]
+    field = max(shape[axis] * step for axis, _, step in spans)
+    extent = max((box[axis].stop - box[axis].start) * step for axis, _, step in spans)
+    side = max(1.7 * extent, SMALLEST_VIEW * field)
+    for axis, flipped, step in spans:
+        size, half = shape[axis], side / step / 2
+        middle = (box[axis].start + box[axis].stop) / 2
+        middle = min(max(middle, half), size - half) if 2 * half < size else size / 2
+        first, last = max(0, round(middle - half)), min(size, round(middle + half))
+        ends += [size - last, size - first] if flipped else [first, last]
+    return ends[0], ends[1], ends[2], ends[3]
+
+
+def _outline(axes: Any, labels: IntArray, classes: Sequence[LabelClass], reference: bool = False) -> None:
+    from skimage.measure import find_contours
+
+    style: dict[str, Any] = {"linewidth": 1.9}
+    if reference:
+        style = {"linewidth": 1.1, "linestyle": (0, (3, 2)), "color": "white", "alpha": 0.9}
+    for item in classes:
+        if item.value == 0 or not (labels == item.value).any():
+            continue
+        padded = np.pad((labels == item.value).astype(np.float32), 1)  # closes outlines at the edge
+        for contour in find_contours(padded, 0.5):
+            axes.plot(contour[:, 1] - 1, contour[:, 0] - 1, **{"color": item.color, **style})
+
+
+def _letters(axes: Any, letters: tuple[str, str, str, str]) -> None:
+    places = ((0.02, 0.5), (0.98, 0.5), (0.5, 0.97), (0.5, 0.03))
+    sides = (("left", "center"), ("right", "center"), ("center", "top"), ("center", "bottom"))
+    for letter, (across, up), (horizontal, vertical) in zip(letters, places, sides, strict=True):
+        axes.text(
+            across,
+            up,
+            letter,
+            transform=axes.transAxes,
+            ha=horizontal,
+            va=vertical,
+            color="#ffd166",
+            size=10,
+            weight="bold",
+        )
