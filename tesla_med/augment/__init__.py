@@ -1,0 +1,1 @@
+"""Augmentations: differentiable operations, one warp, the learned adversarial policy."""

@@ -1,0 +1,197 @@
+"""The learned adversarial policy: sub-policies, their probabilities and their magnitudes (Sec. 3.3).
+
+A sub-policy is N ops of a set, in the set's order. The policy holds one probability logit a
+sub-policy and one raw magnitude an op of each sub-policy (magnitude = sigmoid). All random numbers
+are drawn here, from explicit generators; applying is pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tesla_med.augment import warp
+from tesla_med.augment.ops import OP_SETS, OPS, Op
+from tesla_med.errors import ConfigError
+from tesla_med.registry import unknown_name
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Everything random about one batch of views.
+
+    Attributes:
+        sub_policy: (n,) indices on the CPU.
+        signs: op position in the set -> (n,) of +1 and -1, for its signed ops.
+        noise: op position -> standard normal draws for the images that use it, in batch order.
+    """
+
+    sub_policy: Tensor
+    signs: dict[int, Tensor]
+    noise: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class View:
+    """Augmented images (n, C, H, W) in [0, 1], and the theta (n, 2, 3) that made them."""
+
+    images: Tensor
+    theta: Tensor
+
+
+class AdversarialPolicy(nn.Module):
+    """Learned distribution over sub-policies with their magnitudes.
+
+    Args:
+        op_set: a name in ``OP_SETS``.
+        size: ops in a sub-policy, N.
+        generator: CPU generator of indices and signs.
+        noise_generator: generator on the images' device, for noise fields.
+        device: where the parameters live.
+
+    Raises:
+        ConfigError: unknown op set, or more ops asked for than the set has.
+    """
+
+    def __init__(
+        self,
+        op_set: str,
+        size: int,
+        generator: torch.Generator,
+        noise_generator: torch.Generator,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if op_set not in OP_SETS:
+            raise ConfigError(unknown_name("op set", op_set, sorted(OP_SETS)))
+        self.ops: tuple[Op, ...] = tuple(OPS.get(name) for name in OP_SETS[op_set])
+        if not 1 <= size <= len(self.ops):
+            raise ConfigError(f"policy_size must be 1 to {len(self.ops)} for op set {op_set!r}, got {size}")
+        combinations = list(itertools.combinations(range(len(self.ops)), size))
+        self.sub_policies = torch.tensor(combinations)  # (P, N) positions in the set, on the CPU
+        self.logits = nn.Parameter(torch.zeros(len(combinations), device=device))
+        self.raw_magnitudes = nn.Parameter(torch.zeros(len(combinations), size, device=device))
+        self.generator = generator
+        self.noise_generator = noise_generator
+
+    def reset_parameters(self) -> None:
+        """Return to equal probabilities and magnitudes of 0.5."""
+        with torch.no_grad():
+            self.logits.zero_()
+            self.raw_magnitudes.zero_()
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Probability of each sub-policy, (P,)."""
+        return self.logits.softmax(dim=0)
+
+    def name(self, index: int) -> str:
+        """Return the ops of a sub-policy joined by ``+``."""
+        return "+".join(self.ops[position].name for position in self.sub_policies[index].tolist())
+
+    def draw(self, shape: tuple[int, ...], by: Literal["uniform", "probability"]) -> Draw:
+        """Draw a sub-policy an image, and the signs and noise that its ops need.
+
+        Args:
+            shape: (n, C, H, W) of the images.
+            by: ``uniform`` over sub-policies, or by the learned ``probability``.
+        """
+        count = shape[0]
+        if by == "uniform":
+            chosen = torch.randint(len(self.sub_policies), (count,), generator=self.generator)
+        else:
+            weights = self.probabilities.detach().cpu()
+            chosen = torch.multinomial(weights, count, replacement=True, generator=self.generator)
+        signs: dict[int, Tensor] = {}
+        noise: dict[int, Tensor] = {}
+        device = self.logits.device
+        for position, op in enumerate(self.ops):
+            if op.signed:
+                coins = torch.randint(2, (count,), generator=self.generator)
+                signs[position] = (2.0 * coins - 1.0).to(device)
+            users, _ = self._users(chosen, position)
+            if op.noise is not None and len(users):
+                size = op.noise((len(users), *shape[1:]))
+                noise[position] = torch.randn(size, generator=self.noise_generator, device=device)
+        return Draw(chosen, signs, noise)
+
+    def apply_draw(self, images: Tensor, draw: Draw) -> View:
+        """Make one view an image: the geometric ops as one warp, then the intensity ops in order.
+
+        Differentiable in the magnitudes.
+
+        Args:
+            images: (n, C, H, W) float32 in [0, 1].
+            draw: from :meth:`draw`.
+        """
+        chosen = draw.sub_policy.to(self.raw_magnitudes.device)
+        magnitudes = torch.sigmoid(self.raw_magnitudes[chosen])
+        used = [self._users(draw.sub_policy, position) for position in range(len(self.ops))]
+        theta = self._theta(images, magnitudes, draw, used)
+        view = warp.to_view(images.clamp(0, 1), theta).clamp(0, 1)
+        for position, op in enumerate(self.ops):
+            users, slots = used[position]
+            if op.kind == "intensity" and len(users):
+                rows = users.to(images.device, non_blocking=True)
+                strength = magnitudes[rows, slots.to(images.device, non_blocking=True)]
+                changed = op.intensities(view[rows], strength, draw.noise.get(position))
+                view = view.index_copy(0, rows, changed)
+        return View(view, theta)
+
+    def _theta(
+        self, images: Tensor, magnitudes: Tensor, draw: Draw, used: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        theta = warp.identity(images.shape[0], images.device)
+        for position, op in enumerate(self.ops):
+            users, slots = used[position]
+            if op.kind != "geometric" or not len(users):
+                continue
+            rows = users.to(images.device, non_blocking=True)
+            strength = magnitudes[rows, slots.to(images.device, non_blocking=True)]
+            sign = draw.signs[position][rows] if position in draw.signs else None
+            step = op.theta(images[rows], strength, sign)
+            theta = theta.index_copy(0, rows, warp.compose(theta[rows], step))
+        return theta
+
+    def _users(self, chosen: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Return the images whose sub-policy holds the op, and the op's slot in each."""
+        rows, slots = torch.nonzero(self.sub_policies[chosen] == position, as_tuple=True)
+        return rows, slots
+
+    def surrogate(self, losses: Tensor, draw: Draw) -> Tensor:
+        """Return a scalar whose gradient is the estimator of Eq. 12, averaged over the batch.
+
+        Through the image into the magnitudes, and loss times grad log p into the logits. Unbiased
+        for the expected loss when the draw was by probability; drawn uniformly it weighs every
+        sub-policy alike.
+
+        Args:
+            losses: (n,) policy objective of each image, differentiable in the magnitudes.
+            draw: the draw that made the images.
+        """
+        log_p = self.logits.log_softmax(dim=0)[draw.sub_policy.to(self.logits.device)]
+        return (losses + losses.detach() * log_p).mean()
+
+    def summary(self) -> dict[str, float]:
+        """Return probability and mean magnitude by op, for the record."""
+        probabilities = self.probabilities.detach().cpu()
+        magnitudes = torch.sigmoid(self.raw_magnitudes.detach()).cpu()
+        result: dict[str, float] = {}
+        for position, op in enumerate(self.ops):
+            member = self.sub_policies == position
+            weight = member * probabilities[:, None]
+            total = float(weight.sum())
+            result[f"policy/probability/{op.name}"] = total
+            result[f"policy/magnitude/{op.name}"] = float((weight * magnitudes).sum()) / max(total, 1e-12)
+        return result
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the state of both generators."""
+        return {
+            "generator": self.generator.get_state(),
+            "noise_generator": self.noise_generator.get_state(),
+        }

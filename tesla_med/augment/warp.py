@@ -1,0 +1,67 @@
+"""One 2x3 warp, its inverse, one resampling. All geometry of views goes through here.
+
+A theta is (N, 2, 3) float32 and maps output to input positions in units of half the field
+([-1, 1], half-pixel centres, ``align_corners=False``), as ``torch.nn.functional.affine_grid`` has it.
+
+Padding rule, the only one: whatever makes a *view* (image or pseudo-labels into an augmented frame)
+reflects at the border; whatever comes *back* to the original frame has zeros where the view did
+not look.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def identity(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return ``count`` identity thetas, (count, 2, 3)."""
+    return torch.eye(2, 3, device=device).expand(count, 2, 3)
+
+
+def _square(theta: Tensor) -> Tensor:
+    last = theta.new_tensor([0.0, 0.0, 1.0]).expand(theta.shape[0], 1, 3)
+    return torch.cat([theta, last], dim=1)
+
+
+def compose(first: Tensor, second: Tensor) -> Tensor:
+    """Return the theta of warping by ``first`` and the result by ``second``; both (N, 2, 3)."""
+    return (_square(first) @ _square(second))[:, :2]
+
+
+def invert(theta: Tensor) -> Tensor:
+    """Return the theta that undoes ``theta``, (N, 2, 3), in closed form.
+
+    Raises:
+        torch.linalg.LinAlgError: never; a singular theta gives infinities.
+    """
+    a, b, tx = theta[:, 0, 0], theta[:, 0, 1], theta[:, 0, 2]
+    c, d, ty = theta[:, 1, 0], theta[:, 1, 1], theta[:, 1, 2]
+    scale = 1.0 / (a * d - b * c)
+    inverse = torch.stack([d, -b, b * ty - d * tx, -c, a, c * tx - a * ty], dim=1) * scale[:, None]
+    return inverse.view(-1, 2, 3)
+
+
+def to_view(images: Tensor, theta: Tensor) -> Tensor:
+    """Resample (N, C, H, W) into the frame of ``theta``, reflecting at the border; bilinear."""
+    return _resample(images, theta, "reflection")
+
+
+def from_view(maps: Tensor, theta: Tensor) -> Tensor:
+    """Resample (N, C, H, W) from the frame of ``theta`` back; zeros where the view did not look."""
+    return _resample(maps, invert(theta), "zeros")
+
+
+def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
+    grid = functional.affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
+    return functional.grid_sample(
+        images.float(), grid, mode="bilinear", padding_mode=padding, align_corners=False
+    )
+
+
+def normalise(probs: Tensor) -> Tensor:
+    """Return (N, L, *spatial) rescaled to sum to 1 over L; uniform where nothing is left."""
+    total = probs.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(probs, 1.0 / probs.shape[1])
+    return torch.where(total > 1e-6, probs / total.clamp_min(1e-6), uniform)

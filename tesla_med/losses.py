@@ -1,0 +1,103 @@
+"""The losses of TeSLA: pure functions on (N, L, *spatial), shared by pixels and tiles.
+
+Class axis dim 1. Everything is accumulated in float32 whatever the autocast; logarithms of the
+network's own output are taken as log-softmax, so that logits of +-200 stay finite. Equation numbers
+are those of Tomar et al., TeSLA, CVPR 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+EPSILON = 1e-8
+"""Smallest pseudo-label probability whose logarithm is taken; smaller ones count as this."""
+
+
+def flipped_cross_entropy(
+    logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None
+) -> Tensor:
+    """Return the flipped cross-entropy, the first term of Eq. 4: mean of -sum_k f_s log y.
+
+    The student's probabilities weight the teacher's logarithms, so the loss equals the student's
+    conditional entropy plus KL(student || teacher) (Eq. 1).
+
+    Args:
+        logits: (N, L, *spatial) of the student.
+        pseudo_labels: (N, L, *spatial) distributions over L; no gradient flows into them.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+
+    Returns:
+        Scalar >= 0.
+    """
+    probs = functional.softmax(logits.float(), dim=1)
+    log_targets = pseudo_labels.detach().float().clamp_min(EPSILON).log()
+    return _mean(-(probs * log_targets).sum(dim=1), pixel_weight)
+
+
+def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
+    """Return the class-marginal term, the second of Eq. 4: sum_k m_k log m_k, or KL(m || prior).
+
+    m is the mean of the student's probabilities over batch and pixels. Without a prior the term is
+    the negative entropy of m, smallest (-log L) where all classes take the same share.
+
+    Args:
+        logits: (N, L, *spatial).
+        prior: (L,) expected class shares, or None for the paper's term.
+
+    Returns:
+        Scalar in [-log L, 0] without a prior, >= 0 with one.
+    """
+    probs = functional.softmax(logits.float(), dim=1)
+    marginal = probs.mean(dim=[0, *range(2, probs.dim())])
+    term = torch.special.xlogy(marginal, marginal)
+    if prior is not None:
+        term = term - marginal * prior.to(marginal).clamp_min(EPSILON).log()
+    return term.sum()
+
+
+def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
+    """Return the distillation loss on an augmented view, Eq. 5: mean of KL(y || f_s).
+
+    Args:
+        logits: (N, L, *spatial) of the student on the augmented images.
+        pseudo_labels: (N, L, *spatial) distributions in the augmented frame; no gradient flows in.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+
+    Returns:
+        Scalar >= 0.
+    """
+    log_probs = functional.log_softmax(logits.float(), dim=1)
+    targets = pseudo_labels.detach().float()
+    divergence = (torch.special.xlogy(targets, targets) - targets * log_probs).sum(dim=1)
+    return _mean(divergence, pixel_weight)
+
+
+def negative_entropy(probs: Tensor) -> Tensor:
+    """Return sum_k p log p averaged over space, one value an image: the first term of Eq. 8.
+
+    Args:
+        probs: (N, L, *spatial) in [0, 1]; where a warp brought in zeros the sum may be below 1.
+
+    Returns:
+        (N,) values in [-log L, 0].
+    """
+    safe = probs.float().clamp_min(0)
+    per_pixel = torch.xlogy(safe, safe.clamp_min(EPSILON)).sum(dim=1)
+    return per_pixel.flatten(1).mean(dim=1) if per_pixel.dim() > 1 else per_pixel
+
+
+def normalised_entropy(probs: Tensor) -> Tensor:
+    """Return the entropy of each pixel divided by log L, in [0, 1]: (N, L, *spatial) -> (N, *spatial)."""
+    safe = probs.float().clamp(0, 1)
+    entropy = -torch.xlogy(safe, safe.clamp_min(EPSILON)).sum(dim=1)
+    scale = torch.log(torch.tensor(float(probs.shape[1]), device=probs.device))
+    return (entropy / scale).clamp(0, 1)
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return values.mean()
+    weight = weight.to(values)
+    return (values * weight).sum() / weight.sum().clamp_min(EPSILON)

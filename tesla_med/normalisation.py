@@ -1,0 +1,86 @@
+"""Which statistics batch norms use, and which passes move their running ones.
+
+A batch norm has two sources of statistics: the batch at hand, and its running averages. Everything
+that changes either goes through here, so that the state of a method is easy to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from tesla_med.models.base import norm_layers
+
+
+@contextmanager
+def batch_statistics(model: nn.Module, *, momentum: float | None) -> Iterator[None]:
+    """Normalise with the statistics of each batch inside the block.
+
+    Args:
+        model: its other layers stay as they are (drop-out stays off).
+        momentum: share of the batch in the running statistics, in (0, 1]; None leaves them alone.
+    """
+    layers = norm_layers(model)
+    before = [(layer.training, layer.momentum) for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.momentum = 0.0 if momentum is None else momentum
+    try:
+        yield
+    finally:
+        for layer, (training, old) in zip(layers, before, strict=True):
+            layer.train(training)
+            layer.momentum = old
+
+
+def running_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return (mean, variance) of each batch norm, the live buffers."""
+    return [
+        (layer.running_mean, layer.running_var)
+        for layer in norm_layers(model)
+        if layer.running_mean is not None and layer.running_var is not None
+    ]
+
+
+def copied(statistics: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return a copy of (mean, variance) pairs."""
+    return [(mean.detach().clone(), variance.detach().clone()) for mean, variance in statistics]
+
+
+@torch.no_grad()
+def blend_running_statistics(model: nn.Module, source: list[tuple[Tensor, Tensor]], share: float) -> None:
+    """Set running statistics to ``share`` of the present ones plus the rest of ``source``."""
+    for (mean, variance), (mean_source, variance_source) in zip(
+        running_statistics(model), source, strict=True
+    ):
+        mean.lerp_(mean_source, 1.0 - share)
+        variance.lerp_(variance_source, 1.0 - share)
+
+
+@contextmanager
+def kept_running_statistics(model: nn.Module) -> Iterator[None]:
+    """Put the running statistics back as they were when the block ends."""
+    saved = copied(running_statistics(model))
+    counts = [layer.num_batches_tracked for layer in norm_layers(model)]
+    kept_counts = [None if count is None else count.clone() for count in counts]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for now, old in zip(running_statistics(model), saved, strict=True):
+                now[0].copy_(old[0])
+                now[1].copy_(old[1])
+            for count, kept in zip(counts, kept_counts, strict=True):
+                if count is not None and kept is not None:
+                    count.copy_(kept)
+
+
+def evenly_spaced(images: Tensor, limit: int) -> Tensor:
+    """Return at most ``limit`` of the images, evenly spaced along the stack."""
+    if images.shape[0] <= limit:
+        return images
+    index = torch.linspace(0, images.shape[0] - 1, limit).round().long().to(images.device)
+    return images[index]

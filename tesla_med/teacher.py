@@ -1,0 +1,112 @@
+"""The teacher: EMA of the student, and its soft pseudo-labels averaged over weak views."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tesla_med.augment import warp
+
+
+def make_teacher(student: nn.Module) -> nn.Module:
+    """Return a copy of ``student`` whose parameters take no gradient."""
+    teacher = copy.deepcopy(student)
+    teacher.requires_grad_(False)
+    return teacher.eval()
+
+
+@torch.no_grad()
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """Move the teacher: t <- momentum t + (1 - momentum) s, floating-point buffers included.
+
+    Args:
+        teacher: moved in place.
+        student: a module of the same structure.
+        momentum: in [0, 1]; 0 copies the student.
+    """
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    pairs = (
+        (teacher.parameters(), student.parameters()),
+        (teacher.buffers(), student.buffers()),
+    )
+    for ours, theirs in pairs:
+        for target, value in zip(ours, theirs, strict=True):
+            if target.is_floating_point():
+                targets.append(target)
+                values.append(value.detach())
+    torch._foreach_lerp_(targets, values, 1.0 - momentum)
+
+
+def weak_view_thetas(
+    count: int,
+    generator: torch.Generator,
+    *,
+    scale: float = 0.8,
+    shift: float = 0.1,
+    flip: bool = True,
+) -> Tensor:
+    """Draw one weak view an image: horizontal flip (p = 0.5), then a crop of fixed scale, shifted.
+
+    Args:
+        count: number of images.
+        generator: CPU generator.
+        scale: side of the crop as a share of the field.
+        shift: largest displacement in grid units of [-1, 1], so 0.1 is 5 % of the field.
+        flip: whether to flip at all.
+
+    Returns:
+        Thetas (count, 2, 3) on the CPU.
+    """
+    coins = torch.randint(2, (count,), generator=generator) if flip else torch.zeros(count, dtype=torch.long)
+    sign = 1.0 - 2.0 * coins
+    moves = (2.0 * torch.rand(count, 2, generator=generator) - 1.0) * shift
+    theta = torch.zeros(count, 2, 3)
+    theta[:, 0, 0] = scale * sign
+    theta[:, 1, 1] = scale
+    theta[:, 0, 2] = moves[:, 0] * sign
+    theta[:, 1, 2] = moves[:, 1]
+    return theta
+
+
+@torch.no_grad()
+def average_over_views(
+    images: Tensor,
+    predict: Callable[[Tensor], Tensor],
+    views: int,
+    generator: torch.Generator,
+    *,
+    first: Tensor | None = None,
+    scale: float = 0.8,
+    shift: float = 0.1,
+    flip: bool = True,
+) -> Tensor:
+    """Return refined pseudo-labels (Eq. 6): the mean over weak views, warped back, renormalised.
+
+    The first view is the image itself. Where a view did not look, its zeros make it count less.
+
+    Args:
+        images: (N, C, H, W) in [0, 1].
+        predict: images in [0, 1] -> probabilities (N, L, H, W).
+        views: how many, the unchanged image included.
+        generator: CPU generator of the views.
+        first: probabilities of the unchanged image if they are known already.
+        scale: see :func:`weak_view_thetas`.
+        shift: see :func:`weak_view_thetas`.
+        flip: see :func:`weak_view_thetas`.
+
+    Returns:
+        (N, L, H, W) float32 distributions over L.
+    """
+    total = (predict(images) if first is None else first).float()
+    if views <= 1:
+        return warp.normalise(total)
+    total = total.clone()
+    for _ in range(views - 1):
+        theta = weak_view_thetas(images.shape[0], generator, scale=scale, shift=shift, flip=flip)
+        theta = theta.to(images.device, non_blocking=True)
+        total += warp.from_view(predict(warp.to_view(images, theta)), theta)
+    return warp.normalise(total)

@@ -1,0 +1,244 @@
+"""What every test-time adaptation method is.
+
+A method sees images only: ``adapt(images)`` and ``predict(images)``, (N, C, H, W) in [0, 1].
+References are read and compared elsewhere, after the mask is final.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tesla_med.config import Protocol, Section
+from tesla_med.configfiles import validate
+from tesla_med.errors import AdaptationError
+from tesla_med.models.base import Network, norm_layers, to_model_range
+from tesla_med.registry import Registry
+
+Scalars = dict[str, Tensor | float]
+
+
+class MethodParams(Section):
+    """Parameters every method has: how the slices of a case or site are fed to it."""
+
+    batch_slices: int | None = Field(16, ge=1, description="slices an update; null: all of a case")
+    draw: Literal["ordered", "replacement"] = "ordered"
+    updates_per_case: int | None = Field(
+        None, ge=1, description="with draw: replacement, updates on each case"
+    )
+    epochs: int = Field(1, ge=1, description="passes over the slices")
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """What a method is told about the run.
+
+    Attributes:
+        device: where it computes.
+        seed: of all its generators.
+        model_range: images in [0, 1] are mapped to this before the network.
+        precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
+        predict_batch: slices a forward when predicting.
+    """
+
+    device: torch.device
+    seed: int = 0
+    model_range: tuple[float, float] = (-1.0, 1.0)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    predict_batch: int = 16
+
+
+class TTAMethod(ABC):
+    """A method with its model, its full state, and exact save, restore and reset.
+
+    Args:
+        model: network with source weights; the method keeps its own copy.
+        params: checked parameters of ``Params``.
+        context: device, seed and ranges.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
+    adapts: ClassVar[bool] = True
+    Params: ClassVar[type[MethodParams]] = MethodParams
+
+    def __init__(self, model: Network, params: Any, context: MethodContext) -> None:
+        self.params = params
+        self.context = context
+        self.model: Network = copy.deepcopy(model).to(context.device).eval()
+        if context.device.type == "cuda":
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.generator = torch.Generator()
+        self.noise_generator = torch.Generator(device=context.device)
+        self._seed_generators()
+        self.steps = 0
+        self.setup()
+        self._initial = self.state_dict()
+
+    def _seed_generators(self) -> None:
+        self.generator.manual_seed(self.context.seed)
+        self.noise_generator.manual_seed(self.context.seed + 1)
+
+    def setup(self) -> None:  # noqa: B027 - optional hook
+        """Prepare parameters, optimisers and copies; called once, after the model is in place."""
+
+    # ------------------------------------------------------------ adapting
+
+    def batches(self, images: Tensor) -> Iterator[Tensor]:
+        """Yield the batches of one pass over a case, as the parameters say.
+
+        Args:
+            images: (N, C, H, W) slices of one case.
+        """
+        count = images.shape[0]
+        size = count if self.params.batch_slices is None else self.params.batch_slices
+        if self.params.draw == "replacement":
+            updates = self.params.updates_per_case or -(-count // size)
+            for _ in range(updates):
+                yield images[torch.randint(count, (size,), generator=self.generator)]
+        else:
+            for start in range(0, count, size):
+                yield images[start : start + size]
+
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:  # noqa: B027 - optional hook
+        """Prepare a pass over the slices; ``batches`` may be iterated once, to look ahead."""
+
+    @abstractmethod
+    def adapt(self, images: Tensor) -> Scalars:
+        """Update on one batch of slices and return scalars for the record.
+
+        Args:
+            images: (N, C, H, W) float32 in [0, 1].
+        """
+
+    @abstractmethod
+    def predict(self, images: Tensor) -> Tensor:
+        """Return class probabilities (N, L, H, W) float32 of all slices of one case.
+
+        Args:
+            images: (N, C, H, W) float32 in [0, 1].
+        """
+
+    @property
+    def predictor(self) -> Network:
+        """The network that predicts; its weights are what a checkpoint saves."""
+        return self.model
+
+    def record(self) -> dict[str, float]:
+        """Return slow-moving scalars worth a point a case (policy probabilities, ...)."""
+        return {}
+
+    # ------------------------------------------------------------ state
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return every module with state, by name."""
+        return {"model": self.model}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return every optimiser, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a deep copy of everything that the next mask depends on."""
+        state = {
+            "modules": {name: module.state_dict() for name, module in self.modules().items()},
+            "optimizers": {name: item.state_dict() for name, item in self.optimizers().items()},
+            "generators": [self.generator.get_state(), self.noise_generator.get_state()],
+            "steps": self.steps,
+        }
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        state = copy.deepcopy(dict(state))
+        for name, module in self.modules().items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimizer in self.optimizers().items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.generator.set_state(state["generators"][0])
+        self.noise_generator.set_state(state["generators"][1])
+        self.steps = state["steps"]
+
+    def reset(self) -> None:
+        """Return to the source model: weights, buffers, optimisers, memories and generators."""
+        self.load_state_dict(self._initial)
+
+    # ------------------------------------------------------------ helpers
+
+    def to_device(self, images: Tensor) -> Tensor:
+        """Return the images on the device of the method."""
+        return images.to(self.context.device, non_blocking=True)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the autocast block of the chosen precision."""
+        if self.context.precision == "bfloat16":
+            return torch.autocast(self.context.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return float32 logits (N, L, H, W) of images in [0, 1]."""
+        inputs = to_model_range(images, self.context.model_range)
+        if self.context.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            output: Tensor = model(inputs)
+        return output.float()
+
+    @torch.no_grad()
+    def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return probabilities in batches of ``predict_batch``, on the CPU or the device of images."""
+        parts = []
+        for start in range(0, images.shape[0], self.context.predict_batch):
+            batch = self.to_device(images[start : start + self.context.predict_batch])
+            parts.append(self.logits(model, batch).softmax(dim=1).to(images.device))
+        return torch.cat(parts)
+
+
+METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta")
+
+
+def make_method(name: str, model: Network, params: Mapping[str, Any], context: MethodContext) -> TTAMethod:
+    """Return the method called ``name`` with its parameters checked.
+
+    Raises:
+        ConfigError: unknown method or parameters that do not fit it.
+        AdaptationError: the method cannot adapt this model.
+    """
+    method = METHODS.get(name)
+    return method(model, check_params(name, params), context)
+
+
+def check_params(name: str, params: Mapping[str, Any]) -> MethodParams:
+    """Return the checked parameters of the method called ``name``.
+
+    Raises:
+        ConfigError: unknown method or parameters that do not fit it.
+    """
+    return validate(METHODS.get(name).Params, params, f"methods.{name}")
+
+
+def require_norm_layers(model: nn.Module, method: str, *, affine: bool = False) -> None:
+    """Refuse a model without batch norms that the method could adapt.
+
+    Raises:
+        AdaptationError: with the number of norm layers found and what to do.
+    """
+    layers = norm_layers(model)
+    usable = [layer for layer in layers if layer.affine] if affine else layers
+    if not usable:
+        others = sum("Norm" in type(layer).__name__ for layer in model.modules())
+        need = "batch-norm layers with affine parameters" if affine else "batch-norm layers"
+        raise AdaptationError(
+            f"method {method!r} adapts {need}, and the model has 0 ({others} norm layers of other kinds); "
+            "use method 'tesla', or a network with batch normalisation (MONAI: norm: batch)"
+        )

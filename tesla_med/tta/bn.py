@@ -1,0 +1,84 @@
+"""BN: normalisation statistics of the test images in place of the source's, weights frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tesla_med.normalisation import (
+    batch_statistics,
+    blend_running_statistics,
+    copied,
+    evenly_spaced,
+    running_statistics,
+)
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod, require_norm_layers
+
+
+class BNParams(MethodParams):
+    """Parameters of BN."""
+
+    batch_slices: int | None = Field(None, ge=1)
+    target_share: float = Field(
+        1.0, ge=0, le=1, description="share of the test statistics; the rest is the source's"
+    )
+    max_slices: int = Field(
+        64, ge=1, description="statistics come from at most this many evenly spaced slices"
+    )
+
+
+@METHODS.register("bn")
+class BN(TTAMethod):
+    """Replace the running statistics of every batch norm by those of the test images.
+
+    One pass: from all slices of a case in one forward, so that layer after layer sees its inputs
+    normalised by the same slices. Several passes: the mean over the site's batches.
+    """
+
+    name = "bn"
+    summary = "normalisation statistics of the test images, optionally mixed with the source's"
+    citation = "Nado et al. 2020, Evaluating prediction-time batch normalization; Schneider et al. 2020"
+    protocols = ("N-O", "N-M")
+    Params = BNParams
+
+    def setup(self) -> None:
+        """Keep the source's statistics for mixing."""
+        require_norm_layers(self.model, self.name)
+        self._source = copied(running_statistics(self.model))
+        self._target = copied(self._source)
+        self._seen = 0
+
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Start the mean over batches again."""
+        self._seen = 0
+
+    @torch.no_grad()
+    def adapt(self, images: Tensor) -> Scalars:
+        """Take the statistics of ``images`` into the mean over the batches of this pass."""
+        batch = self.to_device(evenly_spaced(images, self.params.max_slices))
+        with batch_statistics(self.model, momentum=1.0):
+            self.logits(self.model, batch)
+        self._seen += 1
+        blend_running_statistics(self.model, self._target, 1.0 / self._seen)
+        self._target = copied(running_statistics(self.model))
+        blend_running_statistics(self.model, self._source, self.params.target_share)
+        self.steps += 1
+        return {}
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return probabilities (N, L, H, W) under the present statistics."""
+        return self.probabilities(self.model, images)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and the mean over batches so far."""
+        return super().state_dict() | {"target": copied(self._target), "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self._target = copied(state["target"])
+        self._seen = state["seen"]

@@ -1,0 +1,317 @@
+"""TeSLA: self-learning with automatic adversarial augmentation (Tomar et al., CVPR 2023).
+
+One update, on a batch of slices:
+
+1. the teacher's pseudo-labels, averaged over weak views (Eq. 6);
+2. the policy, by one step against the teacher on views drawn from it (Eq. 8 to 13);
+3. the student, on the clean images (flipped cross-entropy and class marginal, Eq. 4) and on
+   adversarial views (distillation, Eq. 5);
+4. the teacher, as the moving average of the student.
+
+The teacher predicts. docs/method says where paper and release part and what is done here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tesla_med import losses
+from tesla_med.augment import warp
+from tesla_med.augment.policy import AdversarialPolicy, View
+from tesla_med.errors import AdaptationError
+from tesla_med.models.base import Network, norm_layers
+from tesla_med.normalisation import (
+    batch_statistics,
+    blend_running_statistics,
+    copied,
+    evenly_spaced,
+    kept_running_statistics,
+    running_statistics,
+)
+from tesla_med.teacher import average_over_views, make_teacher, update_teacher
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+
+
+class TeSLAParams(MethodParams):
+    """Parameters of TeSLA; defaults are the paper's for MRI where it gives them."""
+
+    learning_rate: float = Field(2e-4, ge=0)
+    weight_decay: float = Field(5e-4, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
+    teacher_momentum: float = Field(0.996, ge=0, le=1)
+    marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 4")
+    distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
+    freeze_norm_affine: bool = False
+
+    weak_views: int = Field(5, ge=1, description="views of a pseudo-label, the image included")
+    weak_views_first_epoch: int | None = Field(None, ge=1)
+    weak_scale: float = Field(0.8, gt=0, le=1)
+    weak_shift: float = Field(0.1, ge=0, le=1)
+    predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
+
+    op_set: str = "intensity"
+    policy_size: int = Field(3, ge=1, description="ops in a sub-policy, N")
+    policy_learning_rate: float = Field(1e-3, ge=0, description="of the selection logits")
+    magnitude_learning_rate: float = Field(1e-2, ge=0)
+    policy_sampling: Literal["uniform", "probability"] = Field(
+        "uniform", description="how sub-policies are drawn while the policy is optimised"
+    )
+    severity_weight: float = Field(1.0, ge=0, description="lambda_1")
+    reset_policy_each_epoch: bool = False
+
+    moving_passes: Literal["clean", "all"] = Field(
+        "clean", description="which passes move running statistics; the release: all"
+    )
+    statistics_momentum: float = Field(0.1, gt=0, le=1)
+    refresh_statistics: bool = Field(
+        False, description="start with the mean statistics of one pass over the slices"
+    )
+    predict_statistics: Literal["running", "volume"] = Field(
+        "running", description="normalise a prediction by running statistics or by the case's own"
+    )
+    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+
+
+@METHODS.register("tesla")
+class TeSLA(TTAMethod):
+    """Student, EMA teacher, learned adversarial policy; see the module's docstring."""
+
+    name = "tesla"
+    summary = "self-learning with a teacher and learned adversarial augmentation"
+    citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, CVPR 2023"
+    protocols = ("N-O", "N-M")
+    Params = TeSLAParams
+
+    def setup(self) -> None:
+        """Freeze the head, make the teacher, the policy and both optimisers."""
+        p: TeSLAParams = self.params
+        self.student = self.model
+        self._choose_parameters()
+        self.teacher: Network = make_teacher(self.student)  # type: ignore[assignment]
+        self.policy = AdversarialPolicy(
+            p.op_set, p.policy_size, self.generator, self.noise_generator, self.context.device
+        )
+        trainable = [item for item in self.student.parameters() if item.requires_grad]
+        self.optimizer = torch.optim.AdamW(trainable, lr=p.learning_rate, weight_decay=p.weight_decay)
+        self.policy_optimizer = self._make_policy_optimizer()
+        self.epoch = 0
+
+    def _make_policy_optimizer(self) -> torch.optim.Adam:
+        p: TeSLAParams = self.params
+        groups = [
+            {"params": [self.policy.logits], "lr": p.policy_learning_rate},
+            {"params": [self.policy.raw_magnitudes], "lr": p.magnitude_learning_rate},
+        ]
+        return torch.optim.Adam(groups)
+
+    def _choose_parameters(self) -> None:
+        self.student.requires_grad_(True)
+        self.student.head.requires_grad_(False)
+        if self.params.freeze_norm_affine:
+            for layer in norm_layers(self.student):
+                for parameter in layer.parameters():
+                    parameter.requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in self.student.parameters()):
+            raise AdaptationError("method 'tesla' found 0 parameters to adapt: the model is all head")
+
+    # ------------------------------------------------------------ adapting
+
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Refresh running statistics before the first pass, restart the policy where asked to."""
+        self.epoch = epoch
+        if epoch == 0 and self.params.refresh_statistics:
+            self._refresh(batches)
+        if epoch > 0 and self.params.reset_policy_each_epoch:
+            self.policy.reset_parameters()
+            self.policy_optimizer.load_state_dict(self._make_policy_optimizer().state_dict())
+
+    @torch.no_grad()
+    def _refresh(self, batches: Iterable[Tensor]) -> None:
+        """Set the running statistics of both networks to the mean over the batches."""
+        mean = copied(running_statistics(self.student))
+        for count, images in enumerate(batches, start=1):
+            with batch_statistics(self.student, momentum=1.0):
+                self.logits(self.student, self.to_device(images))
+            blend_running_statistics(self.student, mean, 1.0 / count)
+            mean = copied(running_statistics(self.student))
+        blend_running_statistics(self.teacher, mean, 0.0)
+
+    def adapt(self, images: Tensor) -> Scalars:
+        """Do one update of policy, student and teacher on (N, C, H, W) images in [0, 1]."""
+        images = self.to_device(images)
+        pseudo_labels, reference = self._pseudo_labels(images)
+        policy_loss = self._update_policy(images, reference)
+        scalars = self._update_student(images, pseudo_labels)
+        update_teacher(self.teacher, self.student, self.params.teacher_momentum)
+        self.steps += 1
+        return scalars | {"loss/policy": policy_loss}
+
+    def _moving(self, *, clean: bool) -> float | None:
+        moves = clean or self.params.moving_passes == "all"
+        return self.params.statistics_momentum if moves else None
+
+    @torch.no_grad()
+    def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return refined pseudo-labels, and the clean activations for the severity term."""
+        p: TeSLAParams = self.params
+        first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
+        views = p.weak_views_first_epoch if first_epoch else p.weak_views
+        with batch_statistics(self.teacher, momentum=self._moving(clean=True)):
+            with activations(self.teacher) as reference:
+                clean = self.logits(self.teacher, images).softmax(dim=1)
+            labels = average_over_views(
+                images,
+                lambda view: self.logits(self.teacher, view).softmax(dim=1),
+                int(views or 1),
+                self.generator,
+                first=clean,
+                scale=p.weak_scale,
+                shift=p.weak_shift,
+            )
+        return labels, reference
+
+    def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor:
+        """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is."""
+        draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
+        view = self.policy.apply_draw(images, draw)
+        with batch_statistics(self.teacher, momentum=self._moving(clean=False)):
+            with activations(self.teacher) as seen:
+                probs = self.logits(self.teacher, view.images).softmax(dim=1)
+        negative_entropy = losses.negative_entropy(warp.from_view(probs, view.theta))
+        objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
+        self.policy_optimizer.zero_grad(set_to_none=True)
+        self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
+        self.policy_optimizer.step()
+        return objective.detach().mean()
+
+    @torch.no_grad()
+    def _adversarial_view(self, images: Tensor) -> View:
+        return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
+
+    def _update_student(self, images: Tensor, pseudo_labels: Tensor) -> Scalars:
+        """Take one student step: Eq. 4 on the clean images, Eq. 5 on adversarial views."""
+        p: TeSLAParams = self.params
+        self.optimizer.zero_grad(set_to_none=True)
+        with batch_statistics(self.student, momentum=self._moving(clean=True)):
+            logits = self.logits(self.student, images)
+            flipped = losses.flipped_cross_entropy(logits, pseudo_labels)
+            marginal = losses.class_marginal(logits)
+            (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
+        distilled = torch.zeros((), device=images.device)
+        if p.distillation_weight > 0:
+            view = self._adversarial_view(images)
+            targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
+            with batch_statistics(self.student, momentum=self._moving(clean=False)):
+                distilled = losses.distillation(self.logits(self.student, view.images), targets)
+                (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
+        if p.clip_norm is not None:
+            clip_each(self.student, p.clip_norm)
+        self.optimizer.step()
+        return {
+            "loss/flipped_cross_entropy": flipped.detach(),
+            "loss/class_marginal": marginal.detach(),
+            "loss/distillation": distilled.detach(),
+        }
+
+    # ------------------------------------------------------------ predicting
+
+    @property
+    def predictor(self) -> Network:
+        """The teacher."""
+        return self.teacher
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the teacher's probabilities (N, L, H, W), the mean over ``predict_views`` views.
+
+        With ``predict_statistics: volume`` the case's slices are normalised by their own statistics;
+        the teacher's running ones are put back afterwards.
+        """
+        p: TeSLAParams = self.params
+        with ExitStack() as stack:
+            if p.predict_statistics == "volume":
+                stack.enter_context(kept_running_statistics(self.teacher))
+                with batch_statistics(self.teacher, momentum=1.0):
+                    self.logits(self.teacher, self.to_device(evenly_spaced(images, p.max_slices)))
+            return average_over_views(
+                images,
+                lambda view: self.probabilities(self.teacher, view),
+                p.predict_views,
+                self.generator,
+                scale=p.weak_scale,
+                shift=p.weak_shift,
+            )
+
+    def record(self) -> dict[str, float]:
+        """Return the policy's probability and magnitude by op."""
+        return self.policy.summary()
+
+    # ------------------------------------------------------------ state
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return student, teacher and policy."""
+        return {"student": self.student, "teacher": self.teacher, "policy": self.policy}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return the student's and the policy's optimiser."""
+        return {"student": self.optimizer, "policy": self.policy_optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and the pass number."""
+        return super().state_dict() | {"epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.epoch = copy.copy(state["epoch"])
+
+
+@contextmanager
+def activations(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the spatial mean of each channel at the input of every batch norm, (n, C) a layer."""
+    means: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        means.append(inputs[0].float().mean(dim=(2, 3)))
+
+    handles = [layer.register_forward_pre_hook(keep) for layer in norm_layers(model)]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
+    """Return r of Eq. 9 an image: squared difference of mean activations, averaged over channels, then layers.
+
+    Args:
+        seen: (n, C_l) of each layer on the augmented view.
+        reference: the same on the clean view.
+
+    Returns:
+        (n,) values >= 0; zeros where the model has no batch norm.
+    """
+    if not seen:
+        return torch.zeros(1)
+    return torch.stack(
+        [((a - b.detach()) ** 2).mean(dim=1) for a, b in zip(seen, reference, strict=True)]
+    ).mean(dim=0)
+
+
+@torch.no_grad()
+def clip_each(model: nn.Module, limit: float) -> None:
+    """Scale each parameter's gradient down to a norm of ``limit``, every parameter on its own."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        return
+    norms = torch._foreach_norm(gradients)
+    factors = [(limit / (norm + 1e-6)).clamp_max(1.0) for norm in norms]
+    torch._foreach_mul_(gradients, factors)
