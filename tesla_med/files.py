@@ -1,0 +1,152 @@
+"""Write files whole or not at all, hash them, and lock an output folder."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tesla_med.errors import DataError, OutputError
+
+LOCK_NAME = ".tesla-med.lock"
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+@contextmanager
+def atomic_path(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """Yield a hidden temporary path beside ``path`` that replaces it when the block succeeds.
+
+    The temporary file has the same extension, lies in the same folder (so that the rename
+    is atomic) and is removed whatever goes wrong, so ``path`` never holds half a file.
+
+    Args:
+        path: the final file; missing parent folders are created.
+        needed: bytes about to be written, if known, for the message when space runs out.
+
+    Raises:
+        OutputError: the file cannot be written; space needed and free are named.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}{''.join(path.suffixes[-2:])}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        needed = temporary.stat().st_size if needed is None else needed
+        _flush(temporary)
+        temporary.replace(path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise OutputError(_explain(path, error, needed)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` atomically.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    with atomic_path(path, needed=len(data)) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` atomically as UTF-8 with the line ends it has.
+
+    Parts of file names that are no valid text are written as backslash escapes.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write ``obj`` atomically as JSON: keys in their order, indent 2, no NaN or infinity.
+
+    Raises:
+        OutputError: the file cannot be written, or ``obj`` holds what JSON cannot.
+    """
+    try:
+        text = json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise OutputError(f"{path}: the content cannot be written as JSON: {error}") from error
+    write_text(path, text + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as 64 hexadecimal digits.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+@contextmanager
+def output_lock(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for one run; the folder is created if missing.
+
+    The lock goes with the process, so a run that was killed leaves nothing to clean up.
+
+    Raises:
+        OutputError: another run holds the folder, or it cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(folder / LOCK_NAME), timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise OutputError(
+            f"{folder}: another run is writing here; wait for it to end or choose another output folder"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise OutputError(f"{folder}: the output folder cannot be locked for writing: {error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _flush(path: Path) -> None:
+    with path.open("r+b") as stream:
+        os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    # Makes the rename itself durable where the system can; Windows cannot open folders.
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _explain(path: Path, error: OSError, needed: int | None) -> str:
+    text = f"{path}: cannot be written: {error.strerror or error}"
+    if error.errno not in _FULL:
+        return text + "; check that the folder exists and may be written to"
+    parts = [f"{needed / 2**20:.1f} MiB needed"] if needed is not None else []
+    with suppress(OSError):
+        parts.append(f"{shutil.disk_usage(path.parent).free / 2**20:.1f} MiB free")
+    return f"{text} ({', '.join(parts)}); free some space or choose another output folder"
