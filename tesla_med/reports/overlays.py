@@ -51,7 +51,7 @@ class Plane:
     def cut(self, array: npt.NDArray[Any], index: int) -> npt.NDArray[Any]:
         """Return slice ``index`` of an (I, J, K) array as (rows, columns) of the screen."""
         kept = np.take(array, index, axis=self.axis)
-        plane = kept if self.rows < self.columns else kept.T
+        plane: npt.NDArray[Any] = kept if self.rows < self.columns else kept.T
         return plane[:: -1 if self.flip_rows else 1, :: -1 if self.flip_columns else 1]
 
 

@@ -24,7 +24,7 @@ class TensorboardReport(Report):
         from torch.utils.tensorboard import SummaryWriter
 
         super().start(run)
-        self._writer: Any = SummaryWriter(str(run.out / FOLDER))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(run.out / FOLDER))
         self._cases = 0
         self._pictures = 0
         self._means: dict[str, list[float]] = {"adapted": [], "source": []}

@@ -1,0 +1,315 @@
+"""What the HTML report shows, as plain values: numbers become text here, nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tesla_med.calibration import ALL_CLASSES
+from tesla_med.config import LabelClass
+from tesla_med.reports.base import RunContext
+from tesla_med.types import CaseResult, ClassScore
+
+NOT_APPLICABLE = "n/a"
+BLANK = "–"
+STATUS_TEXT = {
+    "ok": "ok",
+    "empty": "no foreground found",
+    "blank": "constant image, not adapted",
+    "unscored": "reference does not fit",
+    "collapsed": "adaptation collapsed",
+    "failed": "failed",
+}
+SECTION_LIMIT = 160
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One headline figure."""
+
+    label: str
+    value: str
+    detail: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """The figures of one class of one case as text."""
+
+    name: str
+    dice_source: str
+    dice: str
+    change: str
+    tone: str
+    hd95: str
+    assd: str
+    volume_source: str
+    volume: str
+    volume_change: str
+    agreement: str
+    remark: str
+    bar: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One case of the table."""
+
+    anchor: str
+    name: str
+    status: str
+    status_text: str
+    used: str
+    seconds: str
+    remarks: tuple[str, ...]
+    classes: tuple[ClassRow, ...] = field(default=())
+
+
+def severity(result: CaseResult) -> tuple[int, float, float, str]:
+    """Sort key, worst first: failed, unscored, then the largest drop, then the lowest Dice."""
+    rank = {"failed": 0, "unscored": 1}.get(result.status, 2)
+    ours, source = result.mean_dice, result.mean_dice_source
+    drop = 0.0 if ours is None or source is None else min(0.0, round(ours - source, 4))
+    return (rank, drop, 2.0 if ours is None else ours, result.case)
+
+
+def has_references(results: Sequence[CaseResult]) -> bool:
+    """Whether any case was scored against a reference."""
+    return any(score.voxels_reference is not None for item in results for score in item.scores)
+
+
+def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list[Tile]:
+    """Return the headline figures; those that do not exist are left out."""
+    counts = Counter(item.status for item in results)
+    shown = [Tile("Cases", str(len(results)), f"{len(results) - counts['failed']} with a mask")]
+    pairs = [
+        (item.mean_dice_source, item.mean_dice, item.case)
+        for item in results
+        if item.mean_dice is not None and item.mean_dice_source is not None
+    ]
+    if pairs:
+        source, ours = (sum(pair[i] for pair in pairs) / len(pairs) for i in (0, 1))  # type: ignore[misc]
+        shown.append(
+            Tile(
+                "Mean Dice",
+                f"{source:.3f} → {ours:.3f}",
+                f"{signed(ours - source)} over {len(pairs)} of {len(results)} cases",
+                tone(ours - source),
+            )
+        )
+        change, case = min((second - first, name) for first, second, name in pairs)
+        shown.append(Tile("Worst change", signed(change), case, tone(change)))
+    if "region" in calibration:
+        before, after = (calibration["region"][model][ALL_CLASSES]["ece"] for model in ("source", "adapted"))
+        if before is not None and after is not None:
+            detail = f"{signed(after - before)}, calibration region"
+            shown.append(Tile("ECE", f"{before:.3f} → {after:.3f}", detail, tone(before - after)))
+    kept = sum(item.used == "source" and item.status != "failed" for item in results)
+    if kept:
+        shown.append(Tile("Source mask kept", str(kept), "adaptation was not used"))
+    troubles = [f"{counts[key]} {key}" for key in ("empty", "unscored", "blank", "collapsed") if counts[key]]
+    shown.append(
+        Tile("Failed", str(counts["failed"]), ", ".join(troubles), "bad" if counts["failed"] else "")
+    )
+    return shown
+
+
+def case_rows(
+    results: Sequence[CaseResult], agreement: Mapping[str, Mapping[int, float | None]]
+) -> list[CaseRow]:
+    """Return the rows of the case table, worst first.
+
+    Args:
+        results: the cases.
+        agreement: Dice between source and adapted mask by case and label, where it is known.
+    """
+    rows = []
+    for item in sorted(results, key=severity):
+        remarks = [text for text in (item.reason, *item.notes) if text]
+        rows.append(
+            CaseRow(
+                anchor=f"case-{results.index(item) + 1}",
+                name=item.case,
+                status=item.status,
+                status_text=STATUS_TEXT[item.status],
+                used="" if item.status == "failed" else item.used,
+                seconds=f"{item.seconds:.1f} s" if item.seconds else "",
+                remarks=tuple(remarks),
+                classes=tuple(_class_row(score, agreement.get(item.case, {})) for score in item.scores),
+            )
+        )
+    return rows
+
+
+def class_summary(results: Sequence[CaseResult]) -> list[dict[str, str]]:
+    """Return one row a class with means over the cases where each figure exists."""
+    by_label: dict[int, list[ClassScore]] = {}
+    for item in results:
+        for score in item.scores:
+            by_label.setdefault(score.label, []).append(score)
+    return [_summary_row(scores) for _, scores in sorted(by_label.items())]
+
+
+def has_blank_volumes(results: Sequence[CaseResult]) -> bool:
+    """Whether some case has scores without a volume, because its voxel size is nominal."""
+    return any(score.volume_ml is None for item in results for score in item.scores)
+
+
+def calibration_rows(summary: Mapping[str, Any], classes: Sequence[LabelClass]) -> list[dict[str, Any]]:
+    """Return a row for each area and class with the figures of both models; none without them."""
+    rows: list[dict[str, Any]] = []
+    for area, title in (("region", "calibration region"), ("all", "all voxels")):
+        if area not in summary:
+            continue
+        names = [(ALL_CLASSES, "all classes")] + [(str(item.value), item.name) for item in classes[1:]]
+        for key, name in names:
+            source, ours = summary[area]["source"][key], summary[area]["adapted"][key]
+            row: dict[str, Any] = {"area": title, "name": name, "voxels": f"{ours['voxels']:,}"}
+            for figure in ("ece", "brier", "nll"):
+                row[figure] = (_number(source[figure], 3), _number(ours[figure], 3))
+            rows.append(row)
+    return rows
+
+
+def settings(run: RunContext) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return (heading, rows) of every setting, the manifest's sections one by one."""
+    scanner = run.site.scanner.model_dump(exclude_none=True)
+    pairs = [
+        ("site", f"{run.site.id}, {run.site.institution}"),
+        ("description", run.site.description),
+        ("scanner", ", ".join(f"{key} {value}" for key, value in scanner.items())),
+        ("pipeline", f"{run.pipeline.name}: {run.pipeline.title}"),
+        ("method", run.method),
+        ("protocol", run.protocol),
+        ("seed", str(run.seed)),
+        ("reset", run.reset),
+    ]
+    groups = [("run", [(key, value) for key, value in pairs if value])]
+    loose: list[tuple[str, str]] = []
+    for key, value in run.manifest.items():
+        if key == "cases":
+            continue
+        if isinstance(value, Mapping):
+            groups.append((str(key), list(_flat(value))))
+        else:
+            loose.append((str(key), _plain(value)))
+    if loose:
+        groups.insert(1, ("environment", loose))
+    return [(heading, rows) for heading, rows in groups if rows]
+
+
+def signed(change: float) -> str:
+    """Return a change with its sign; a change that rounds to zero has none."""
+    return "±0.000" if abs(change) < 0.0005 else f"{change:+.3f}".replace("-", "−")
+
+
+def tone(change: float) -> str:
+    """Return good, bad or nothing for a change where more is better."""
+    return "" if abs(change) < 0.0005 else "good" if change > 0 else "bad"
+
+
+def _class_row(score: ClassScore, agreement: Mapping[int, float | None]) -> ClassRow:
+    known = score.dice is not None and score.dice_source is not None
+    change = score.dice - score.dice_source if known else 0.0  # type: ignore[operator]
+    return ClassRow(
+        name=score.name,
+        dice_source=_dice(score, score.dice_source),
+        dice=_dice(score, score.dice),
+        change=signed(change) if known else "",
+        tone=tone(change),
+        hd95=_number(score.hd95_mm, 1),
+        assd=_number(score.assd_mm, 2),
+        volume_source=_volume(score.volume_ml_source),
+        volume=_volume(score.volume_ml),
+        volume_change=_relative(score.volume_ml_source, score.volume_ml),
+        agreement=_number(agreement.get(score.label), 3),
+        remark=_remark(score),
+        bar=(score.dice_source, score.dice) if known else None,  # type: ignore[arg-type]
+    )
+
+
+def _remark(score: ClassScore) -> str:
+    if score.voxels_reference is None:
+        return ""
+    if score.voxels_reference == 0:
+        return "both empty" if score.voxels == 0 else "reference empty: false positive"
+    return "missed" if score.voxels == 0 else ""
+
+
+def _summary_row(scores: Sequence[ClassScore]) -> dict[str, str]:
+    both = [
+        (item.dice_source, item.dice)
+        for item in scores
+        if item.dice is not None and item.dice_source is not None
+    ]
+    changes = [ours - source for source, ours in both]
+    remarks = Counter(_remark(item) for item in scores)
+    mean = sum(changes) / len(changes) if changes else 0.0
+
+    def average(digits: int, pick: Callable[[ClassScore], float | None]) -> str:
+        known = [value for value in map(pick, scores) if value is not None]
+        return f"{sum(known) / len(known):.{digits}f}" if known else BLANK
+
+    return {
+        "name": scores[0].name,
+        "label": str(scores[0].label),
+        "scored": str(sum(item.dice is not None for item in scores)),
+        "not_applicable": str(remarks["both empty"]),
+        "missed": str(remarks["missed"]),
+        "false_positive": str(remarks["reference empty: false positive"]),
+        "dice_source": average(3, lambda item: item.dice_source),
+        "dice": average(3, lambda item: item.dice),
+        "change": signed(mean) if changes else "",
+        "tone": tone(mean) if changes else "",
+        "better": str(sum(tone(value) == "good" for value in changes)),
+        "worse": str(sum(tone(value) == "bad" for value in changes)),
+        "hd95": average(1, lambda item: item.hd95_mm),
+        "assd": average(2, lambda item: item.assd_mm),
+        "volume_source": average(2, lambda item: item.volume_ml_source),
+        "volume": average(2, lambda item: item.volume_ml),
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return BLANK if value is None else f"{value:.{digits}f}"
+
+
+def _dice(score: ClassScore, value: float | None) -> str:
+    if value is None and score.voxels_reference is not None:
+        return NOT_APPLICABLE
+    return _number(value, 3)
+
+
+def _volume(value: float | None) -> str:
+    return BLANK if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _relative(before: float | None, after: float | None) -> str:
+    if before is None or after is None or before <= 0:
+        return ""
+    return f"{100 * (after - before) / before:+.0f} %".replace("-", "−")
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", _plain(value)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if value is None or value in ("", [], (), {}):
+        return BLANK
+    if isinstance(value, list | tuple):
+        text = ", ".join(_plain(item) for item in value)
+    elif isinstance(value, Mapping):
+        text = " ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+    else:
+        text = str(value)
+    return text if len(text) <= SECTION_LIMIT else text[: SECTION_LIMIT - 1] + "…"

@@ -1,0 +1,145 @@
+"""``report/report.html``: one self-contained page that can be read, sent on and printed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tesla_med.config import LabelClass
+from tesla_med.metrics import dice
+from tesla_med.reports import _content
+from tesla_med.reports.base import REPORTS, Report, RunContext
+from tesla_med.reports.calibration import reliability_png, summarise_results
+from tesla_med.types import CaseResult, CaseView
+
+TEMPLATE = "report.html.j2"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One overlay picture, ready to be put into the page."""
+
+    uri: str
+    caption: str
+
+
+@REPORTS.register("html")
+class HtmlReport(Report):
+    """Summary, scores with the worst case first, overlays, calibration and settings."""
+
+    name = "html"
+    summary = "report.html, one self-contained page"
+
+    def start(self, run: RunContext) -> None:
+        """Start with no pictures."""
+        super().start(run)
+        self._pictures: dict[str, tuple[CaseResult, list[Picture]]] = {}
+        self._agreement: dict[str, dict[int, float | None]] = {}
+        self._drawable = 0
+
+    def case(self, result: CaseResult, view: CaseView | None) -> None:
+        """Draw the case if it is among the worst so far; keep the agreement of its two masks."""
+        if view is None:
+            return
+        self._agreement[result.case] = {
+            item.value: dice(view.source_mask == item.value, view.mask == item.value)
+            for item in self.run.pipeline.foreground
+        }
+        self._drawable += 1
+        limit = self.run.pipeline.report.max_cases_with_overlays
+        if limit and len(self._pictures) >= limit:
+            best = max(self._pictures, key=lambda name: _content.severity(self._pictures[name][0]))
+            if _content.severity(result) >= _content.severity(self._pictures[best][0]):
+                return
+            del self._pictures[best]
+        if limit:
+            self._pictures[result.case] = (result, draw_case(result, view, self.run))
+
+    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
+        """Write the page."""
+        from tesla_med.files import write_text
+
+        path = self.run.report_folder / "report.html"
+        write_text(path, self._render(list(results)))
+        self._pictures.clear()
+        return [path]
+
+    def _render(self, results: list[CaseResult]) -> str:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        from tesla_med import __version__
+
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        run = self.run
+        calibration = summarise_results(results)
+        diagram = reliability_png(calibration, run.pipeline)
+        rows = _content.case_rows(results, self._agreement)
+        return environment.get_template(TEMPLATE).render(
+            run=run,
+            version=__version__,
+            tiles=_content.tiles(results, calibration),
+            referenced=_content.has_references(results),
+            rows=rows,
+            classes=_content.class_summary(results),
+            legend=run.pipeline.foreground,
+            pictures={name: pictures for name, (_, pictures) in self._pictures.items()},
+            drawable=self._drawable,
+            nominal=_content.has_blank_volumes(results),
+            calibration=_content.calibration_rows(calibration, run.pipeline.classes),
+            diagram=None if diagram is None else data_uri(diagram, "image/png"),
+            settings=_content.settings(run),
+            blank=_content.BLANK,
+        )
+
+
+def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Picture]:
+    """Draw the slices of one case that hold the most foreground.
+
+    Args:
+        result: its scores, shown above the panels.
+        view: its arrays.
+        run: for the classes, the number of slices and the slice direction.
+    """
+    from tesla_med.reports import overlays
+
+    axis = overlays.slice_axis(view.affine, run.pipeline.preprocessing.orientation)
+    low, high = overlays.display_window(view.image)
+    pictures = []
+    for index in overlays.choose_slices(view, axis, run.pipeline.report.overlays_per_case):
+        figure = overlays.draw(view, axis, index, run.pipeline.foreground, _titles(view, axis, index, run))
+        caption = f"Slice {index + 1} of {view.image.shape[axis]}, display window {low:.4g} to {high:.4g}"
+        pictures.append(Picture(data_uri(overlays.to_jpeg(figure), "image/jpeg"), caption))
+    return pictures
+
+
+def data_uri(content: bytes, media_type: str) -> str:
+    """Return ``content`` as text that a browser shows without fetching anything."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _titles(view: CaseView, axis: int, index: int, run: RunContext) -> dict[str, str]:
+    """Name each panel; with a reference, add the Dice of this slice, said to be of this slice."""
+    from numpy import take
+
+    if view.reference is None:
+        return {}
+    truth = take(view.reference, index, axis=axis)
+    titles = {}
+    for name, mask in (("source", view.source_mask), ("adapted", view.mask)):
+        score = _slice_dice(truth, take(mask, index, axis=axis), run.pipeline.foreground)
+        titles[name] = f"{name}   slice Dice {score}"
+    return titles
+
+
+def _slice_dice(truth: Any, mask: Any, classes: Sequence[LabelClass]) -> str:
+    scores = [dice(truth == item.value, mask == item.value) for item in classes]
+    return " / ".join(_content.NOT_APPLICABLE if score is None else f"{score:.2f}" for score in scores)
