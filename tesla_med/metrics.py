@@ -10,6 +10,7 @@ do not exist then and are None.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -117,7 +118,9 @@ def surface_distances(
         return None
     box = bounding_box(first | second)
     cropped = [from_numpy(np.pad(mask[box], 1)) for mask in (second, first)]
-    _, distances, _ = get_edge_surface_distance(*cropped, spacing=sizes, symmetric=True)
+    with warnings.catch_warnings():  # about an argument that MONAI passes to itself
+        warnings.simplefilter("ignore", FutureWarning)
+        _, distances, _ = get_edge_surface_distance(*cropped, spacing=sizes, symmetric=True)
     there, back = (item.numpy().astype(np.float64) for item in distances)
     hd95 = max(float(np.percentile(there, 95)), float(np.percentile(back, 95)))
     return hd95, float(np.concatenate([there, back]).mean())

@@ -43,9 +43,7 @@ def run_context(out, classes=2, notes=(), **report):
         "method": {"op_set": "intensity", "learning_rate": 0.0002, "weak_views": 5},
         "preprocessing": {"orientation": "RAS", "size": [256, 256], "intensity": {"scaling": "minmax"}},
     }
-    return RunContext(
-        out, site, pipeline, "tesla", "N-O", 0, "case", manifest, tuple(notes)
-    )
+    return RunContext(out, site, pipeline, "tesla", "N-O", 0, "case", manifest, tuple(notes))
 
 
 def blob(centre, radii, classes):

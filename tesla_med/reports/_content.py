@@ -22,6 +22,7 @@ STATUS_TEXT = {
     "collapsed": "adaptation collapsed",
     "failed": "failed",
 }
+USED_TEXT = {"source": "source mask kept", "partial": "partly adapted", "adapted": "adapted"}
 SECTION_LIMIT = 160
 
 
@@ -111,9 +112,7 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     if kept:
         shown.append(Tile("Source mask kept", str(kept), "adaptation was not used"))
     troubles = [f"{counts[key]} {key}" for key in ("empty", "unscored", "blank", "collapsed") if counts[key]]
-    shown.append(
-        Tile("Failed", str(counts["failed"]), ", ".join(troubles), "bad" if counts["failed"] else "")
-    )
+    shown.append(Tile("Failed", str(counts["failed"]), ", ".join(troubles) or "nothing else to report"))
     return shown
 
 

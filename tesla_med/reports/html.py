@@ -24,6 +24,7 @@ class Picture:
 
     uri: str
     caption: str
+    width: int
 
 
 @REPORTS.register("html")
@@ -98,6 +99,7 @@ class HtmlReport(Report):
             diagram=None if diagram is None else data_uri(diagram, "image/png"),
             settings=_content.settings(run),
             blank=_content.BLANK,
+            used_text=_content.USED_TEXT,
         )
 
 
@@ -117,7 +119,8 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
     for index in overlays.choose_slices(view, axis, run.pipeline.report.overlays_per_case):
         figure = overlays.draw(view, axis, index, run.pipeline.foreground, _titles(view, axis, index, run))
         caption = f"Slice {index + 1} of {view.image.shape[axis]}, display window {low:.4g} to {high:.4g}"
-        pictures.append(Picture(data_uri(overlays.to_jpeg(figure), "image/jpeg"), caption))
+        uri = data_uri(overlays.to_jpeg(figure), "image/jpeg")
+        pictures.append(Picture(uri, caption, round(figure.get_figwidth() * figure.dpi)))
     return pictures
 
 

@@ -17,7 +17,7 @@ from tesla_med.types import CaseView, IntArray
 
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))  # positive and negative end of each RAS+ axis
 BACKGROUND, INK = "#11161d", "#e8edf3"
-PICTURE_INCHES = 11.0
+PANEL_INCHES = 3.65
 GAP_INCHES = 0.06
 TITLE_INCHES = 0.3
 SMALLEST_VIEW = 0.3  # share of the field that is always shown
@@ -161,17 +161,19 @@ def draw(
     plane = layout(view.affine, view.spacing, axis)
     top, bottom, left, right = _crop(view, plane)
     shown = panels(view)
-    width = (PICTURE_INCHES - GAP_INCHES * (len(shown) - 1)) / len(shown)
+    width, number = PANEL_INCHES, len(shown)
+    breadth = number * width + (number - 1) * GAP_INCHES
     height = min(width * (bottom - top) * plane.aspect / (right - left), 1.6 * width)
     total = height + TITLE_INCHES
-    figure = Figure(figsize=(PICTURE_INCHES, total), dpi=100, facecolor=BACKGROUND)
+    figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
     low, high = display_window(view.image)
     for place, (name, mask) in enumerate(shown.items()):
-        start = place * (width + GAP_INCHES) / PICTURE_INCHES
-        axes = figure.add_axes((start, 0, width / PICTURE_INCHES, height / total))
+        start = place * (width + GAP_INCHES) / breadth
+        axes = figure.add_axes((start, 0, width / breadth, height / total))
         axes.set_axis_off()
-        axes.imshow(plane.cut(view.image, index), cmap="gray", vmin=low, vmax=high, aspect=plane.aspect)
+        picture = plane.cut(view.image, index)
+        axes.imshow(picture, "gray", vmin=low, vmax=high, aspect=plane.aspect, interpolation="bilinear")
         if view.reference is not None and name != "reference":
             _outline(axes, plane.cut(view.reference, index), classes, reference=True)
         _outline(axes, plane.cut(mask, index), classes)
