@@ -13,6 +13,7 @@ from tesla_med.patterns import NamePattern, fold
 from tesla_med.types import Case
 from tesla_med.volumes import VOLUME_SUFFIXES, stem, volume_suffix
 
+_Masks = dict[tuple[Path, int, str], list[Path]]
 READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
 
 
@@ -111,28 +112,31 @@ class _Matcher:
         patterns = [*self.masks, self.region] if self.region else self.masks
         return any(pattern is not None and pattern.key(path) is not None for pattern in patterns)
 
-    def index(self, paths: Sequence[Path]) -> dict[tuple[Path, int, str], Path]:
-        """Return mask files by (folder, layer, key); the region is layer -1.
-
-        Raises:
-            DataError: two files for one layer of one case.
-        """
+    def index(self, paths: Sequence[Path]) -> _Masks:
+        """Return mask files by (folder, layer, key); the region is layer -1."""
         layers = list(enumerate(self.masks)) + ([(-1, self.region)] if self.region else [])
-        found: dict[tuple[Path, int, str], Path] = {}
+        found: _Masks = {}
         for path in paths:
             for layer, pattern in layers:
                 key = pattern.key(path)
-                if key is None:
-                    continue
-                first = found.setdefault((path.parent, layer, key), path)
-                if first != path:
-                    raise DataError(f"two masks for one case and layer: {first} and {path}; remove one")
+                if key is not None:
+                    found.setdefault((path.parent, layer, key), []).append(path)
         return found
 
-    def case(self, path: Path, name: str, key: str, masks: dict[tuple[Path, int, str], Path]) -> Case:
-        """Return the case of an image with the masks that share its folder and key."""
-        layers = tuple(masks.get((path.parent, layer, key)) for layer in range(len(self.masks)))
-        return Case(name, path, layers, masks.get((path.parent, -1, key)))
+    def case(self, path: Path, name: str, key: str, masks: _Masks) -> Case:
+        """Return the case of an image with the masks that share its folder and key.
+
+        Raises:
+            DataError: two files for one layer.
+        """
+        found: list[Path | None] = []
+        for layer in (*range(len(self.masks)), -1):
+            files = masks.get((path.parent, layer, key), [])
+            if len(files) > 1:
+                listed = " and ".join(map(str, files))
+                raise DataError(f"two masks for one layer of {path}: {listed}; rename or remove one")
+            found.append(files[0] if files else None)
+        return Case(name, path, tuple(found[:-1]), found[-1])
 
     def cases(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:
         """Return the cases among ``files``; the rest goes to ``skipped``."""
@@ -149,7 +153,8 @@ class _Matcher:
                 relative = path.relative_to(folder)
                 cases.append(self.case(path, (relative.parent / stem(path)).as_posix(), key, masks))
         used = {path for case in cases for path in (*case.masks, case.region_mask)}
-        skipped += [(path, "a mask without its image") for path in set(masks.values()) - used]
+        every = {path for paths in masks.values() for path in paths}
+        skipped += [(path, "a mask without its image") for path in every - used]
         return cases
 
 
