@@ -196,7 +196,6 @@ class Preprocessor:
                     pixdim=self.preprocessing.spacing,
                     mode=("bilinear", "nearest", "nearest"),
                     padding_mode="border",
-                    align_corners=True,
                     allow_missing_keys=True,
                 )
             )
