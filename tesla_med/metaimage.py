@@ -11,6 +11,7 @@ from tesla_med.errors import DataError
 from tesla_med.geometry import RawImage, check_affine
 from tesla_med.nifti import three_dimensions
 
+_META_SUFFIXES = (".mha", ".mhd")
 _HEADER_LIMIT = 1 << 20
 
 
@@ -27,6 +28,9 @@ def read_metaimage(path: Path) -> RawImage:
         raise DataError(f"{path}: no such file")
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
+    # Said outright, as the library tells formats apart by lower-case extensions only.
+    meta = path.suffix.lower() in _META_SUFFIXES
+    reader.SetImageIO("MetaImageIO" if meta else "NrrdImageIO")
     try:
         reader.ReadImageInformation()
         components = reader.GetNumberOfComponents()
@@ -59,7 +63,7 @@ def _held_bytes(path: Path) -> int | None:
     """Return how many bytes of voxel data the file holds once unpacked; None where unknown."""
     try:
         content = path.read_bytes()
-        if path.suffix.lower() in (".mha", ".mhd"):
+        if path.suffix.lower() in _META_SUFFIXES:
             return _held_by_metaimage(content, path)
         return _held_by_nrrd(content, path)
     except OSError as error:

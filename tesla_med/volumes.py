@@ -94,7 +94,7 @@ def read_mask(path: Path) -> tuple[IntArray, Affine]:
                 f"{path}: expected integer labels (to within 0.01), got {_examples(raw.array[wrong])} and "
                 f"{int(wrong.sum())} such voxels in all; is this a probability map or an interpolated mask?"
             )
-    low, high = np.rint(raw.array.min()), np.rint(raw.array.max())
+    low, high = (float(np.rint(float(value))) for value in (raw.array.min(), raw.array.max()))
     if low < 0 or high > np.iinfo(np.int32).max:
         raise DataError(f"{path}: expected labels of 0 and above, got values from {low:g} to {high:g}")
     labels = np.rint(raw.array) if raw.array.dtype.kind == "f" else raw.array
