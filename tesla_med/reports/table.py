@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class TableReport(Report):
                 yield common | {"label": score.label} | {name: getattr(score, name) for name in FIGURES}
 
 
-def to_csv(columns: Sequence[str], rows: Iterator[Mapping[str, Any]]) -> str:
+def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return comma-separated text with a header; None is blank, floats have 6 significant digits."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
