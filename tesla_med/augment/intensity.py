@@ -115,9 +115,7 @@ def bias_field(images: Tensor, amplitude: Tensor, draw: Tensor | None) -> Tensor
     height, width = images.shape[-2:]
     rows = torch.linspace(-1, 1, height, device=images.device)
     columns = torch.linspace(-1, 1, width, device=images.device)
-    powers = [
-        (i, j) for i in range(BIAS_DEGREE + 1) for j in range(BIAS_DEGREE + 1 - i) if i + j > 0
-    ]
+    powers = [(i, j) for i in range(BIAS_DEGREE + 1) for j in range(BIAS_DEGREE + 1 - i) if i + j > 0]
     basis = torch.stack([rows[:, None] ** i * columns[None, :] ** j for i, j in powers])
     field = torch.einsum("nt,thw->nhw", draw, basis)
     field = field / field.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-6)

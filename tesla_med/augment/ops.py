@@ -134,12 +134,8 @@ def _scaling(strength: float) -> Function:
     return function
 
 
-_register(
-    "ShearX", "geometric", "shear, -0.3 to 0.3", _entry(0, 1, -0.3, 0.3), identity=0.5, signed=True
-)
-_register(
-    "ShearY", "geometric", "shear, -0.3 to 0.3", _entry(1, 0, -0.3, 0.3), identity=0.5, signed=True
-)
+_register("ShearX", "geometric", "shear, -0.3 to 0.3", _entry(0, 1, -0.3, 0.3), identity=0.5, signed=True)
+_register("ShearY", "geometric", "shear, -0.3 to 0.3", _entry(1, 0, -0.3, 0.3), identity=0.5, signed=True)
 _register(
     "TranslateX",
     "geometric",
@@ -165,10 +161,20 @@ _register(
     signed=True,
 )
 _register(
-    "MildRotate", "geometric", "rotation, 0 to 10 degrees", _rotation(0, math.pi / 18), identity=0.0, signed=True
+    "MildRotate",
+    "geometric",
+    "rotation, 0 to 10 degrees",
+    _rotation(0, math.pi / 18),
+    identity=0.0,
+    signed=True,
 )
 _register(
-    "MildShift", "geometric", "shift along W, 0 to 5 % of the field", _entry(0, 2, 0, 0.1), identity=0.0, signed=True
+    "MildShift",
+    "geometric",
+    "shift along W, 0 to 5 % of the field",
+    _entry(0, 2, 0, 0.1),
+    identity=0.0,
+    signed=True,
 )
 _register("MildShear", "geometric", "shear, 0 to 0.1", _entry(0, 1, 0, 0.1), identity=0.0, signed=True)
 _register(
@@ -186,7 +192,11 @@ def _factor(function: Callable[[Tensor, Tensor], Tensor], low: float, high: floa
 
 
 _register(
-    "Contrast", "intensity", "contrast factor, 0.1 to 1.9", _factor(intensity.contrast, 0.1, 1.9), identity=0.5
+    "Contrast",
+    "intensity",
+    "contrast factor, 0.1 to 1.9",
+    _factor(intensity.contrast, 0.1, 1.9),
+    identity=0.5,
 )
 _register(
     "Brightness",
@@ -203,7 +213,11 @@ _register(
     identity=0.5,
 )
 _register(
-    "Color", "intensity", "saturation factor, 0.1 to 1.9", _factor(intensity.saturation, 0.1, 1.9), identity=0.5
+    "Color",
+    "intensity",
+    "saturation factor, 0.1 to 1.9",
+    _factor(intensity.saturation, 0.1, 1.9),
+    identity=0.5,
 )
 _register(
     "AutoContrast",
@@ -217,9 +231,7 @@ _register(
     "Equalize",
     "intensity",
     "histogram made flat; the magnitude has no effect",
-    lambda images, magnitude, _: intensity.straight_through(
-        intensity.equalize(images), magnitude, images
-    ),
+    lambda images, magnitude, _: intensity.straight_through(intensity.equalize(images), magnitude, images),
     identity=None,
     gradient="straight-through",
 )
@@ -254,9 +266,7 @@ _register(
 
 # ------------------------------------------------------------ intensity, what scanners change
 
-_register(
-    "Gamma", "intensity", "exponent, 1/2 to 2", _factor(intensity.gamma, -1.0, 1.0), identity=0.5
-)
+_register("Gamma", "intensity", "exponent, 1/2 to 2", _factor(intensity.gamma, -1.0, 1.0), identity=0.5)
 _register(
     "MildBrightness",
     "intensity",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -133,6 +133,15 @@ class TTAMethod(ABC):
     def predictor(self) -> Network:
         """The network that predicts; its weights are what a checkpoint saves."""
         return self.model
+
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Give the network as it should be saved, so that plain prediction repeats the masks.
+
+        Args:
+            images: slices of the case that the weights are for, where they are for one case.
+        """
+        yield self.predictor
 
     def record(self) -> dict[str, float]:
         """Return slow-moving scalars worth a point a case (policy probabilities, ...)."""

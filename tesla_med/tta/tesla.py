@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -85,7 +85,9 @@ class TeSLA(TTAMethod):
 
     name = "tesla"
     summary = "self-learning with a teacher and learned adversarial augmentation"
-    citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, CVPR 2023"
+    citation = (
+        "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, CVPR 2023"
+    )
     protocols = ("N-O", "N-M")
     Params = TeSLAParams
 
@@ -227,6 +229,17 @@ class TeSLA(TTAMethod):
         """The teacher."""
         return self.teacher
 
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Give the teacher, with the statistics of ``images`` where predictions use a case's own."""
+        if images is None or self.params.predict_statistics == "running":
+            yield self.teacher
+            return
+        with kept_running_statistics(self.teacher), torch.no_grad():
+            with batch_statistics(self.teacher, momentum=1.0):
+                self.logits(self.teacher, self.to_device(evenly_spaced(images, self.params.max_slices)))
+            yield self.teacher
+
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Return the teacher's probabilities (N, L, H, W), the mean over ``predict_views`` views.
@@ -234,19 +247,14 @@ class TeSLA(TTAMethod):
         With ``predict_statistics: volume`` the case's slices are normalised by their own statistics;
         the teacher's running ones are put back afterwards.
         """
-        p: TeSLAParams = self.params
-        with ExitStack() as stack:
-            if p.predict_statistics == "volume":
-                stack.enter_context(kept_running_statistics(self.teacher))
-                with batch_statistics(self.teacher, momentum=1.0):
-                    self.logits(self.teacher, self.to_device(evenly_spaced(images, p.max_slices)))
+        with self.deployed(images) as teacher:
             return average_over_views(
                 images,
-                lambda view: self.probabilities(self.teacher, view),
-                p.predict_views,
+                lambda view: self.probabilities(teacher, view),
+                self.params.predict_views,
                 self.generator,
-                scale=p.weak_scale,
-                shift=p.weak_shift,
+                scale=self.params.weak_scale,
+                shift=self.params.weak_shift,
             )
 
     def record(self) -> dict[str, float]:

@@ -1,0 +1,351 @@
+"""Adapt one site: cases in, masks and results out. The main path of the package.
+
+Methods see slices only. A mask is final before its reference is read (see ``scoring``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tesla_med import scoring
+from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, read_ahead
+from tesla_med.driver import Driver
+from tesla_med.errors import OutputError, TeslaMedError
+from tesla_med.files import output_lock
+from tesla_med.io import write_map, write_mask
+from tesla_med.models.checkpoint import make_card, save_checkpoint
+from tesla_med.plan import Plan, make_plan
+from tesla_med.reports.base import Report, RunContext, make_reports
+from tesla_med.runs import RunFolder
+from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """Outcome of a run.
+
+    Attributes:
+        out: the output folder.
+        results: one record a case, in order.
+        files: report files written.
+        skipped: files that were not used, with the reason.
+        notes: remarks that hold for the whole run.
+    """
+
+    out: Path
+    results: tuple[CaseResult, ...]
+    files: tuple[Path, ...]
+    skipped: tuple[tuple[Path, str], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def failed(self) -> tuple[CaseResult, ...]:
+        """Cases without a mask, or whose reference does not fit."""
+        return tuple(item for item in self.results if item.status in ("failed", "unscored"))
+
+    @property
+    def mean_dice(self) -> float | None:
+        """Mean over cases of the mean foreground Dice, or None without references."""
+        return _mean(item.mean_dice for item in self.results)
+
+    @property
+    def mean_dice_source(self) -> float | None:
+        """The same for the unadapted model."""
+        return _mean(item.mean_dice_source for item in self.results)
+
+
+def adapt_site(
+    site: str | SiteConfig,
+    volumes: str | Path,
+    *,
+    weights: str | Path | None = None,
+    pipeline: str | PipelineConfig | None = None,
+    method: str | None = None,
+    protocol: Protocol | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    reset: Reset | None = None,
+    save_probs: bool = False,
+    save_uncertainty: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> SiteResult:
+    """Adapt a model to one site and write masks, figures and reports.
+
+    Args:
+        site: id, ``pipeline/id``, YAML path, or a loaded configuration.
+        volumes: folder of images, or one image.
+        weights: source weights (.safetensors, .pth); default: the site's.
+        pipeline: name, YAML path or loaded configuration; default: the site's.
+        method: default: the pipeline's.
+        protocol: N-O (each case adapted to and predicted as it comes) or N-M (several passes over
+            the site, then prediction); default: the pipeline's.
+        out: output folder; default ``runs/<site>/<method>-<protocol>``.
+        seed: of every generator; the same seed gives the same masks on the CPU, bit for bit.
+        device: auto, cpu or cuda.
+        reset: when the method returns to the source model: never, site or case; default: the
+            pipeline's for the protocol.
+        save_probs: also write class probabilities.
+        save_uncertainty: also write normalised entropy.
+        resume: go on with an interrupted run of the same settings.
+        overwrite: replace an earlier run.
+        overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
+        progress: called as the work goes on.
+
+    Returns:
+        The cases' records; a case that failed is among them and does not stop the others.
+
+    Raises:
+        ConfigError: site, pipeline, method or an override is wrong.
+        DataError: no images found.
+        CheckpointError: weights missing, unreadable, or of another architecture or task.
+        AdaptationError: the method cannot adapt this model.
+        OutputError: the output folder cannot be used.
+    """
+    plan = make_plan(
+        site,
+        volumes,
+        weights=weights,
+        pipeline=pipeline,
+        method=method,
+        protocol=protocol,
+        out=out,
+        seed=seed,
+        device=device,
+        reset=reset,
+        overrides=tuple(overrides),
+    )
+    plan = replace(plan, save_probs=save_probs, save_uncertainty=save_uncertainty)
+    return run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def run_plan(
+    plan: Plan, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
+) -> SiteResult:
+    """Carry out a plan; see :func:`adapt_site`."""
+    folder = RunFolder(plan.out)
+    with output_lock(plan.out):
+        folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
+        return _Run(plan, folder, resume, progress or (lambda *_: None)).execute()
+
+
+class _Run:
+    """One run while it goes on."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, resume: bool, progress: Progress) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.progress = progress
+        self.source = plan.make_method("source")
+        self.method = self.source if plan.method == "source" else plan.make_method(plan.method)
+        self.load = CaseLoader(plan.site, plan.pipeline)
+        self.manifest = plan.manifest()
+        self.results: dict[str, CaseResult] = {}
+        self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
+        self.independent = plan.reset == "case" or not self.method.adapts
+        if resume and self.independent:
+            found = {case.name: folder.finished(case.name) for case in plan.cases}
+            self.results = {name: result for name, result in found.items() if result is not None}
+        self.reports: list[Report] = []
+
+    def execute(self) -> SiteResult:
+        """Do every case, write the reports."""
+        plan = self.plan
+        self.folder.write_manifest(plan.settings(), self.manifest, [], complete=False)
+        self.folder.write_labels(plan.pipeline)
+        self.reports = make_reports(plan.pipeline.reports, self._context())
+        for result in self.results.values():
+            self._tell(result, None)
+        todo = [case for case in plan.cases if case.name not in self.results]
+        if not self.driver.case_by_case:
+            self.driver.adapt_to_site(SiteSlices(todo, self.load), progress=self.progress)
+        self.progress("cases", len(self.results), len(plan.cases))
+        for loaded in read_ahead(todo, self.load):
+            self._do_case(loaded)
+            self.progress("cases", len(self.results), len(plan.cases))
+        if self.method.adapts and not self.independent:
+            self._save_checkpoint("adapted", None)
+        results = [self.results[case.name] for case in plan.cases]
+        files = [path for report in self.reports for path in report.finish(results)]
+        self.folder.write_manifest(plan.settings(), self.manifest, results, complete=True)
+        return SiteResult(plan.out, tuple(results), tuple(files), plan.skipped, plan.notes)
+
+    def _context(self) -> RunContext:
+        plan = self.plan
+        return RunContext(
+            out=plan.out,
+            site=plan.site,
+            pipeline=plan.pipeline,
+            method=plan.method,
+            protocol=plan.protocol,
+            seed=plan.seed,
+            reset=plan.reset,
+            manifest=self.manifest,
+            notes=plan.notes,
+        )
+
+    # ------------------------------------------------------------ one case
+
+    def _do_case(self, loaded: LoadedCase | Failure) -> None:
+        start = time.perf_counter()
+        view: CaseView | None = None
+        try:
+            if isinstance(loaded, Failure):
+                raise loaded.error
+            result, view = self._process(loaded)
+        except OutputError:
+            raise
+        except TeslaMedError as error:
+            log.warning("%s: %s", loaded.case.name, error)
+            result = self._result(loaded.case, status="failed", used="source", reason=str(error))
+        result = result.model_copy(update={"seconds": time.perf_counter() - start})
+        self.folder.keep(result)
+        self.results[result.case] = result
+        self._tell(result, view)
+
+    def _tell(self, result: CaseResult, view: CaseView | None) -> None:
+        for report in self.reports:
+            report.case(result, view)
+
+    def _tell_step(self, step: int, scalars: dict[str, float]) -> None:
+        for report in self.reports:
+            report.step(step, scalars)
+
+    def _result(self, case: Case, **fields: Any) -> CaseResult:
+        plan = self.plan
+        return CaseResult(
+            case=case.name,
+            site=plan.site.id,
+            method=plan.method,
+            protocol=plan.protocol,
+            seed=plan.seed,
+            **fields,
+        )
+
+    def _process(self, loaded: LoadedCase) -> tuple[CaseResult, CaseView]:
+        if loaded.prepared is None:
+            source = adapted = self._background(loaded)
+            used, reason, slices = "source", "the image is constant: nothing to adapt to or to find", 0
+        else:
+            images = loaded.prepared.images
+            slices = images.shape[0]
+            source, adapted, used, reason = self._predict(loaded, images)
+        self._write(loaded, source, adapted)
+        scored = scoring.score(
+            loaded.case, loaded.volume, source, adapted, self.plan.site, self.plan.pipeline
+        )
+        entropies = _entropies(source, adapted)
+        status = _status(loaded, adapted, used, reason, scored.problem)
+        result = self._result(
+            loaded.case,
+            status=status,
+            used=used,
+            reason="; ".join(text for text in (reason, scored.problem) if text),
+            slices=slices,
+            input_sha256=loaded.input_sha256,
+            entropy_source=entropies[0],
+            entropy=entropies[1],
+            notes=loaded.notes,
+            scores=scored.scores,
+            calibration=scored.calibration,
+        )
+        view = CaseView(
+            image=loaded.volume.array[0],
+            source_mask=source.mask,
+            mask=adapted.mask,
+            reference=scored.reference,
+            affine=loaded.volume.affine,
+            spacing=loaded.volume.spacing,
+        )
+        return result, view
+
+    def _predict(self, loaded: LoadedCase, images: Tensor) -> tuple[Prediction, Prediction, str, str]:
+        source = self._restore(loaded, self.source.predict(images))
+        if not self.method.adapts:
+            return source, source, "source", ""
+        finite = self.driver.adapt_to_case(images) if self.driver.case_by_case else self.driver.finite
+        probs = self.method.predict(images)
+        if not finite or not bool(torch.isfinite(probs).all()):
+            self.method.reset()
+            return source, source, "source", "adaptation gave values that are not finite; source mask kept"
+        if self.plan.reset == "case":
+            self._save_checkpoint(loaded.case.name, images)
+        return source, self._restore(loaded, probs), "adapted", ""
+
+    def _restore(self, loaded: LoadedCase, probs: Tensor) -> Prediction:
+        assert loaded.prepared is not None  # noqa: S101 - a blank case never gets here
+        native = loaded.prepared.restore(probs)
+        return Prediction(native, scoring.label_values(native, self.plan.pipeline))
+
+    def _background(self, loaded: LoadedCase) -> Prediction:
+        probs = np.zeros((len(self.plan.pipeline.classes), *loaded.volume.shape), dtype=np.float32)
+        probs[0] = 1.0
+        return Prediction(probs, scoring.label_values(probs, self.plan.pipeline))
+
+    def _write(self, loaded: LoadedCase, source: Prediction, adapted: Prediction) -> None:
+        name, volume = loaded.case.name, loaded.volume
+        write_mask(self.folder.source_mask(name), source.mask, volume)
+        if self.plan.save_probs:
+            write_map(self.folder.probs(name), adapted.probs, volume)
+        if self.plan.save_uncertainty:
+            write_map(self.folder.uncertainty(name), scoring.normalised_entropy(adapted.probs), volume)
+        write_mask(self.folder.mask(name), adapted.mask, volume)
+
+    def _save_checkpoint(self, name: str, images: Tensor | None) -> None:
+        plan = self.plan
+        extra = {
+            "adapted_to": plan.site.id,
+            "case": name,
+            "method": plan.method,
+            "protocol": plan.protocol,
+            "seed": plan.seed,
+            "parent_sha256": plan.weights_sha256,
+        }
+        sites = plan.card.training_sites if plan.card is not None else ()
+        card = make_card(plan.pipeline, sites, extra)
+        with self.method.deployed(images) as network:
+            save_checkpoint(self.folder.checkpoint(name), network, card)
+
+
+def _entropies(source: Prediction, adapted: Prediction) -> tuple[float | None, float | None]:
+    """Return the mean normalised entropy over the union of both foregrounds, of each model."""
+    region = (source.mask > 0) | (adapted.mask > 0)
+    if not region.any():
+        return None, None
+    return (
+        float(scoring.normalised_entropy(source.probs[:, region]).mean()),
+        float(scoring.normalised_entropy(adapted.probs[:, region]).mean()),
+    )
+
+
+def _status(loaded: LoadedCase, adapted: Prediction, used: str, reason: str, problem: str) -> str:
+    if problem:
+        return "unscored"
+    if loaded.prepared is None:
+        return "blank"
+    if used == "source" and reason:
+        return "collapsed"
+    return "ok" if (adapted.mask > 0).any() else "empty"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+__all__ = ["Progress", "SiteResult", "adapt_site", "run_plan"]

@@ -1,0 +1,83 @@
+"""Feed slices to a method as a protocol says, and note what it reports. Knows no references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from tesla_med.config import Protocol, Reset
+from tesla_med.datasets import SiteSlices
+from tesla_med.tta.base import Scalars, TTAMethod
+from tesla_med.types import Progress
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+class Driver:
+    """Drive one method through one site.
+
+    Args:
+        method: the method.
+        protocol: O: each case is adapted to when it comes; M: several passes over the site first.
+        reset: ``case``: every case starts from the source model, whatever the protocol.
+        on_step: called with the number of each update and its scalars.
+
+    Attributes:
+        case_by_case: whether adaptation happens case by case.
+        finite: whether every loss of the passes over the site was finite.
+    """
+
+    def __init__(
+        self, method: TTAMethod, protocol: Protocol, reset: Reset, on_step: OnStep = lambda *_: None
+    ) -> None:
+        self.method = method
+        self.reset = reset
+        self.on_step = on_step
+        self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
+        self.finite = True
+
+    def adapt_to_site(self, slices: SiteSlices, progress: Progress = lambda *_: None) -> None:
+        """Pass over the slices of the whole site as often as the method says."""
+        params = self.method.params
+
+        def batches() -> Iterable[Tensor]:
+            if params.draw == "ordered" and params.batch_slices is not None:
+                yield from slices.batches(params.batch_slices)
+            else:
+                for images in slices:
+                    yield from self.method.batches(images)
+
+        for epoch in range(params.epochs):
+            progress("passes over the site", epoch, params.epochs)
+            self.method.start_epoch(epoch, batches())
+            self.finite &= self._note([self.method.adapt(batch) for batch in batches()])
+        progress("passes over the site", params.epochs, params.epochs)
+
+    def adapt_to_case(self, images: Tensor) -> bool:
+        """Adapt to the slices (N, C, H, W) of one case; return whether every loss was finite."""
+        if not self.method.adapts:
+            return True
+        if self.reset == "case":
+            self.method.reset()
+        finite = True
+        for epoch in range(self.method.params.epochs):
+            self.method.start_epoch(epoch, self.method.batches(images))
+            finite &= self._note([self.method.adapt(batch) for batch in self.method.batches(images)])
+        return finite
+
+    def _note(self, steps: Sequence[Scalars]) -> bool:
+        """Hand over the scalars of some updates, fetched in one transfer; return whether all are finite."""
+        if not steps or not steps[0]:
+            return True
+        names = list(steps[0])
+        rows = [[torch.as_tensor(step[name]).float().reshape(()) for name in names] for step in steps]
+        table = torch.stack([torch.stack(row) for row in rows]).cpu()
+        first = self.method.steps - len(steps)
+        for index, values in enumerate(table.tolist()):
+            scalars = dict(zip(names, values, strict=True))
+            if index == len(steps) - 1:
+                scalars |= self.method.record()
+            self.on_step(first + index, scalars)
+        return bool(torch.isfinite(table).all())

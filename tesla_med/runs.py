@@ -1,0 +1,203 @@
+"""The output folder of a run: who may write there, what is done, what was resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tesla_med.config import PipelineConfig
+from tesla_med.errors import OutputError
+from tesla_med.files import LOCK_NAME, write_json
+from tesla_med.types import CaseResult
+
+RUN_FILE = "run.json"
+DONE_FOLDER = ".cases"
+PARTS = (
+    RUN_FILE,
+    DONE_FOLDER,
+    "masks",
+    "source_masks",
+    "probs",
+    "uncertainty",
+    "report",
+    "tensorboard",
+    "checkpoints",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. ``names`` in the methods are case names, sub-folders included."""
+
+    out: Path
+
+    def mask(self, name: str) -> Path:
+        """Mask of a case."""
+        return self.out / "masks" / f"{name}_mask.nii.gz"
+
+    def source_mask(self, name: str) -> Path:
+        """Unadapted mask of a case."""
+        return self.out / "source_masks" / f"{name}_mask.nii.gz"
+
+    def probs(self, name: str) -> Path:
+        """Class probabilities of a case."""
+        return self.out / "probs" / f"{name}_prob.nii.gz"
+
+    def uncertainty(self, name: str) -> Path:
+        """Normalised entropy of a case."""
+        return self.out / "uncertainty" / f"{name}_entropy.nii.gz"
+
+    def checkpoint(self, name: str) -> Path:
+        """Adapted weights, of a case or of the whole site (``adapted``)."""
+        return self.out / "checkpoints" / f"{name}.safetensors"
+
+    def done(self, name: str) -> Path:
+        """Record of a finished case."""
+        return self.out / DONE_FOLDER / f"{name}.json"
+
+    # ------------------------------------------------------------ opening
+
+    def prepare(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready for a run with ``settings``.
+
+        Raises:
+            OutputError: it holds something and neither flag was given, it holds something that is
+                not a run, the settings to resume differ, or it cannot be written.
+        """
+        if resume and overwrite:
+            raise OutputError("give either --resume or --overwrite, not both")
+        if self.out.exists() and not self.out.is_dir():
+            raise OutputError(f"{self.out}: is a file, not a folder; choose another --out")
+        content = [item for item in self._content() if item.name != LOCK_NAME]
+        if content and not (self.out / RUN_FILE).is_file():
+            names = ", ".join(sorted(item.name for item in content)[:5])
+            raise OutputError(
+                f"{self.out}: holds files that are not a run of tesla-med ({names}); choose another --out"
+            )
+        if content and not (resume or overwrite):
+            raise OutputError(
+                f"{self.out}: holds an earlier run; give --resume to go on with it, --overwrite to replace "
+                "it, or another --out"
+            )
+        if content and resume:
+            self._check_settings(settings)
+        elif content:
+            self._clear()
+        self._write_check()
+
+    def _content(self) -> list[Path]:
+        try:
+            return list(self.out.iterdir()) if self.out.exists() else []
+        except OSError as error:
+            raise OutputError(f"{self.out}: cannot be read: {error.strerror}") from None
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        try:
+            before = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))["settings"]
+        except (OSError, ValueError, KeyError) as error:
+            raise OutputError(f"{self.out / RUN_FILE}: cannot be read, so not resumed: {error}") from None
+        now = json.loads(json.dumps(settings))
+        changed = [
+            f"{key}: {_short(before.get(key))} then, {_short(now.get(key))} now"
+            for key in sorted(set(before) | set(now))
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise OutputError(
+                f"{self.out}: not resumed, its settings differ ({'; '.join(changed)}); "
+                "use the same, or --overwrite, or another --out"
+            )
+
+    def _clear(self) -> None:
+        try:
+            for part in PARTS:
+                path = self.out / part
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.out}: the earlier run cannot be removed: {error}") from None
+
+    def _write_check(self) -> None:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            probe = self.out / ".write-check"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise OutputError(
+                f"{self.out}: the output folder cannot be written: {error.strerror}; choose another --out"
+            ) from None
+
+    # ------------------------------------------------------------ records
+
+    def keep(self, result: CaseResult) -> None:
+        """Record a finished case; written last, so that what it names is complete."""
+        write_json(self.done(result.case), result.model_dump(mode="json"))
+
+    def finished(self, name: str) -> CaseResult | None:
+        """Return the record of a case whose mask is there, else None."""
+        try:
+            content = json.loads(self.done(name).read_text(encoding="utf-8"))
+            result = CaseResult.model_validate(content)
+        except (OSError, ValueError, ValidationError):
+            return None
+        if result.status == "failed" or not self.mask(name).is_file() or not self.source_mask(name).is_file():
+            return None
+        return result
+
+    def write_manifest(
+        self,
+        settings: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        results: Sequence[CaseResult],
+        *,
+        complete: bool,
+    ) -> None:
+        """Write run.json."""
+        cases = [
+            {
+                "case": item.case,
+                "status": item.status,
+                "used": item.used,
+                "reason": item.reason,
+                "seconds": round(item.seconds, 3),
+                "slices": item.slices,
+                "input_sha256": item.input_sha256,
+                "notes": list(item.notes),
+            }
+            for item in results
+        ]
+        content = {
+            **manifest,
+            "settings": dict(settings),
+            "complete": complete,
+            "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "cases": cases,
+        }
+        write_json(self.out / RUN_FILE, content)
+
+    def write_labels(self, pipeline: PipelineConfig) -> None:
+        """Write masks/labels.json: value, name and colour of every class."""
+        content = {"labels": [item.model_dump(mode="json") for item in pipeline.classes]}
+        write_json(self.out / "masks" / "labels.json", content)
+
+
+def fingerprint(content: Any) -> str:
+    """Return a short hash of JSON-able content."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

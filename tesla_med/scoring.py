@@ -1,0 +1,102 @@
+"""Compare finished masks with their reference. The only place where references are read.
+
+Called after a case's mask is final, so that nothing here can reach a method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med import calibration, metrics
+from tesla_med.config import PipelineConfig, SiteConfig
+from tesla_med.errors import DataError
+from tesla_med.io import read_reference
+from tesla_med.nifti import axis_affine
+from tesla_med.types import Case, ClassScore, IntArray, Prediction, Volume
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one case. ``problem`` says why a reference that exists was not used."""
+
+    scores: tuple[ClassScore, ...]
+    reference: IntArray | None
+    calibration: dict[str, Any] | None
+    problem: str = ""
+
+
+def score(
+    case: Case,
+    volume: Volume,
+    source: Prediction,
+    adapted: Prediction,
+    site: SiteConfig,
+    pipeline: PipelineConfig,
+) -> Scored:
+    """Score a case where it has a reference; else give volumes only."""
+    reference, problem = None, ""
+    if case.labelled:
+        try:
+            reference = read_reference(case, site.files, volume, pipeline.values)
+        except DataError as error:
+            problem = str(error)
+    elif any(mask is not None for mask in case.masks):
+        missing = [
+            layer.pattern for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None
+        ]
+        problem = f"reference incomplete: nothing matches {', '.join(missing)}"
+    scores = metrics.score_case(
+        adapted.mask, source.mask, reference, pipeline.classes, volume.spacing, volume.nominal_spacing
+    )
+    counts = None
+    if reference is not None:
+        region = calibration.calibration_region(
+            reference,
+            source.mask,
+            adapted.mask,
+            dilation=pipeline.report.region_dilation,
+            slice_axis=slice_axis(volume, pipeline.preprocessing.orientation),
+        )
+        counts = calibration.count_case(
+            source.probs,
+            adapted.probs,
+            class_indices(reference, pipeline),
+            region,
+            pipeline.values,
+            pipeline.report.bins,
+        )
+    return Scored(scores, reference, counts, problem)
+
+
+def slice_axis(volume: Volume, orientation: str) -> int:
+    """Return the file axis that runs from slice to slice, 0 to 2."""
+    row = next(index for index, pair in enumerate(("LR", "AP", "SI")) if orientation[2] in pair)
+    return int(np.argmax(np.abs(axis_affine(volume.affine)[row, :3])))
+
+
+def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:
+    """Return class indices 0 to L - 1 of an array of label values."""
+    order = np.argsort(pipeline.values)
+    index: npt.NDArray[Any] = np.searchsorted(np.asarray(pipeline.values)[order], labels)
+    return order[index]
+
+
+def label_values(probs: npt.NDArray[np.float32], pipeline: PipelineConfig) -> IntArray:
+    """Return the label value of the largest probability, (L, I, J, K) -> (I, J, K) uint16.
+
+    Ties go to the lower class index.
+    """
+    values = np.asarray(pipeline.values, dtype=np.uint16)
+    return values[probs.argmax(axis=0)]
+
+
+def normalised_entropy(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the entropy of each voxel over log L, (L, I, J, K) -> (I, J, K) float32 in [0, 1]."""
+    total = np.zeros(probs.shape[1:], dtype=np.float32)
+    for channel in probs:
+        total -= channel * np.log(np.maximum(channel, 1e-12))
+    return np.clip(total / np.float32(np.log(len(probs))), 0.0, 1.0)
