@@ -44,11 +44,12 @@ def check_affine(affine: Affine, where: object) -> None:
     Raises:
         GeometryError: it is not finite, a voxel size is 0, or two axes are parallel.
     """
-    if not np.isfinite(affine).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = np.linalg.norm(affine[:3, :3], axis=0)
+    if not (np.isfinite(affine).all() and np.isfinite(steps).all()):
         raise GeometryError(
             f"{where}: the header's affine holds values that are not finite; repair the header"
         )
-    steps = np.linalg.norm(affine[:3, :3], axis=0)
     if (steps <= 0).any() or abs(np.linalg.det(affine[:3, :3] / np.where(steps > 0, steps, 1))) < 1e-3:
         raise GeometryError(
             f"{where}: the header's affine is degenerate (voxel sizes {_numbers(steps)} mm, "

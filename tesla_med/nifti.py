@@ -191,7 +191,8 @@ def _affine(header: Any, shape: tuple[int, ...], path: Path, notes: list[str]) -
         notes.append(f"lengths converted from {'metres' if unit == 1 else 'micrometres'} to millimetres")
     by_qform = _qform(fixed) if header["qform_code"] > 0 else None
     if header["sform_code"] > 0:
-        affine = factor @ header.get_sform()
+        with np.errstate(invalid="ignore"):
+            affine = factor @ header.get_sform()
         check_affine(affine, path)
         if by_qform is not None:
             apart = corner_displacement(affine, factor @ by_qform, shape)
@@ -212,7 +213,8 @@ def _affine(header: Any, shape: tuple[int, ...], path: Path, notes: list[str]) -
 
 def _qform(header: Any) -> Affine | None:
     try:
-        return np.asarray(header.get_qform(), np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(header.get_qform(), np.float64)
     except (HeaderDataError, ValueError):
         return None
 

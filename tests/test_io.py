@@ -130,7 +130,9 @@ def test_qfac_of_0_and_negative_pixdim_are_read(tmp_path: Path) -> None:
     assert raw_header(tmp_path / "m.nii.gz")["pixdim"].tobytes() == np.array(pixdim, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("bad", [np.zeros((4, 4)), np.full((4, 4), np.nan), np.ones((4, 4))])
+@pytest.mark.parametrize(
+    "bad", [np.zeros((4, 4)), np.full((4, 4), np.nan), np.ones((4, 4)), np.eye(4) * np.inf]
+)
 def test_degenerate_affines(tmp_path: Path, bad: Affine) -> None:
     make(tmp_path / "a.nii.gz", (1, 0), sform=bad)
     with pytest.raises(GeometryError, match=r"a\.nii\.gz.*repair the header"):
