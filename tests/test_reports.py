@@ -186,7 +186,7 @@ def test_overlay_values_lie_in_0_1_whatever_the_image_range(tmp_path, low):
     assert picture.shape[2] == 3
     assert 0.0 <= picture.min() < 0.15
     assert 0.85 < picture.max() <= 1.0
-    first, second = overlays.display_window(view.image)
+    first, second = overlays.display_window(view)
     assert low <= first < second <= high
 
 

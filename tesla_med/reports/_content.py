@@ -126,11 +126,11 @@ def case_rows(
         agreement: Dice between source and adapted mask by case and label, where it is known.
     """
     rows = []
-    for item in sorted(results, key=severity):
+    for number, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1])):
         remarks = [text for text in (item.reason, *item.notes) if text]
         rows.append(
             CaseRow(
-                anchor=f"case-{results.index(item) + 1}",
+                anchor=f"case-{number}",
                 name=item.case,
                 status=item.status,
                 status_text=STATUS_TEXT[item.status],
@@ -175,11 +175,10 @@ def calibration_rows(summary: Mapping[str, Any], classes: Sequence[LabelClass]) 
 
 def settings(run: RunContext) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return (heading, rows) of every setting, the manifest's sections one by one."""
-    scanner = run.site.scanner.model_dump(exclude_none=True)
     pairs = [
         ("site", f"{run.site.id}, {run.site.institution}"),
         ("description", run.site.description),
-        ("scanner", ", ".join(f"{key} {value}" for key, value in scanner.items())),
+        ("scanner", _scanner(run)),
         ("pipeline", f"{run.pipeline.name}: {run.pipeline.title}"),
         ("method", run.method),
         ("protocol", run.protocol),
@@ -270,6 +269,13 @@ def _summary_row(scores: Sequence[ClassScore]) -> dict[str, str]:
         "volume_source": average(2, lambda item: item.volume_ml_source),
         "volume": average(2, lambda item: item.volume_ml),
     }
+
+
+def _scanner(run: RunContext) -> str:
+    known = run.site.scanner
+    field = None if known.field_strength_t is None else f"{known.field_strength_t:g} T"
+    parts = (known.manufacturer, known.model, field, known.sequence, known.coil and f"{known.coil} coil")
+    return ", ".join(part for part in parts if part)
 
 
 def _number(value: float | None, digits: int) -> str:

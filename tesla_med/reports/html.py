@@ -114,7 +114,7 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
     from tesla_med.reports import overlays
 
     axis = overlays.slice_axis(view.affine, run.pipeline.preprocessing.orientation)
-    low, high = overlays.display_window(view.image)
+    low, high = overlays.display_window(view)
     pictures = []
     for index in overlays.choose_slices(view, axis, run.pipeline.report.overlays_per_case):
         figure = overlays.draw(view, axis, index, run.pipeline.foreground, _titles(view, axis, index, run))

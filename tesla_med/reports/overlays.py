@@ -96,9 +96,20 @@ def layout(affine: npt.NDArray[np.float64], spacing: Sequence[float], axis: int)
     )
 
 
-def display_window(image: npt.NDArray[np.float32]) -> tuple[float, float]:
-    """Return the 1st and 99.5th percentile of the volume, one window for all of its pictures."""
-    sampled = image.ravel()[:: max(1, image.size // 500_000)]
+def display_window(view: CaseView) -> tuple[float, float]:
+    """Return the 1st and 99.5th percentile about the foreground, one window for the whole case.
+
+    Bright parts far from the structure, such as near a coil, would leave the structure dark.
+    """
+    union = foreground(view)
+    box = bounding_box(union if union.any() else np.ones_like(union))
+    margins = [(part.stop - part.start) // 2 + 1 for part in box]
+    around = tuple(
+        slice(max(0, part.start - margin), part.stop + margin)
+        for part, margin in zip(box, margins, strict=True)
+    )
+    nearby = view.image[around].ravel()
+    sampled = nearby[:: max(1, nearby.size // 500_000)]
     low, high = (float(value) for value in np.percentile(sampled, [1.0, 99.5]))
     return (low, high) if high > low else (low, low + 1.0)
 
@@ -167,7 +178,7 @@ def draw(
     total = height + TITLE_INCHES
     figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
-    low, high = display_window(view.image)
+    low, high = display_window(view)
     for place, (name, mask) in enumerate(shown.items()):
         start = place * (width + GAP_INCHES) / breadth
         axes = figure.add_axes((start, 0, width / breadth, height / total))
@@ -202,7 +213,7 @@ def _crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
     """Return first and last + 1 row and column of a square in mm about the foreground."""
     shape = view.image.shape
     union = foreground(view)
-    box = bounding_box(union) if union.any() else tuple(slice(0, size) for size in shape)
+    box = bounding_box(union if union.any() else np.ones_like(union))
     ends = []
     steps = view.spacing[plane.rows], view.spacing[plane.columns]
     spans = [(plane.rows, plane.flip_rows, steps[0]), (plane.columns, plane.flip_columns, steps[1])]

@@ -80,11 +80,13 @@ class TensorboardReport(Report):
         axis = slice_axis(view.affine, self.run.pipeline.preprocessing.orientation)
         index = choose_slices(view, axis, 1)[0]
         picture = to_array(draw(view, axis, index, self.run.pipeline.foreground))
-        low, high = display_window(view.image)
+        low, high = display_window(view)
         shown = "source | adapted" + (" | reference" if view.reference is not None else "")
         text = (
             f"{shown}; slice {index + 1} of {view.image.shape[axis]};"
             f" display window {low:.6g} to {high:.6g}, the same for every panel; radiological display"
         )
-        self._writer.add_image(f"overlay/{result.case}", picture, number, dataformats="HWC")
-        self._writer.add_text(f"overlay/{result.case}", text, number)
+        # Parts of file names that are no valid text cannot be stored as a tag.
+        tag = f"overlay/{result.case}".encode("utf-8", "backslashreplace").decode("utf-8")
+        self._writer.add_image(tag, picture, number, dataformats="HWC")
+        self._writer.add_text(tag, text, number)

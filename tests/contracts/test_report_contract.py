@@ -87,3 +87,11 @@ def test_does_not_change_the_arrays(name, tmp_path):
     drive(start(name, run), [(result, view)])
     after = [view.image, view.source_mask, view.mask, view.reference]
     assert all((old == new).all() for old, new in zip(before, after, strict=True))
+
+
+@EVERY
+@pytest.mark.parametrize("case_name", ["p 1/Ä & <b>", "not text \udcff", "a,b;=1+1"])
+def test_any_case_name(name, case_name, tmp_path):
+    run = run_context(tmp_path)
+    pairs = [case(run, 1, name=case_name), (failed(case_name + "2"), None)]
+    check_written(drive(start(name, run), pairs), tmp_path)
