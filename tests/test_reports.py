@@ -377,6 +377,14 @@ def test_pictures_are_kept_for_the_worst_cases(tmp_path):
     assert "2 worst of 4 cases" in text_of(html)
 
 
+def test_cases_of_an_earlier_run_are_said_to_have_no_pictures(tmp_path):
+    run = run_context(tmp_path)
+    resumed, _ = case(run, 1)
+    sentence = "finished in an earlier run of this output folder"
+    assert f"1 of these cases was {sentence}" in page(run, [(resumed, None), case(run, 2), (failed(), None)])
+    assert sentence not in page(run, [case(run, 2), (failed(), None)])
+
+
 def test_pictures_can_be_switched_off(tmp_path):
     run = run_context(tmp_path, max_cases_with_overlays=0)
     assert "data:image/jpeg" not in page(run, [case(run, 1)])

@@ -94,6 +94,7 @@ class HtmlReport(Report):
             legend=run.pipeline.foreground,
             pictures={name: pictures for name, (_, pictures) in self._pictures.items()},
             drawable=self._drawable,
+            undrawn=sum(item.status != "failed" for item in results) - self._drawable,
             nominal=_content.has_blank_volumes(results),
             calibration=_content.calibration_rows(calibration, run.pipeline.classes),
             diagram=None if diagram is None else data_uri(diagram, "image/png"),
