@@ -66,7 +66,8 @@ def corner_displacement(first: Affine, second: Affine, shape: Sequence[int]) -> 
         shape: (I, J, K).
     """
     corners = np.array([(*corner, 1.0) for corner in product(*((-0.5, size - 0.5) for size in shape))])
-    return float(np.linalg.norm((corners @ (first - second).T)[:, :3], axis=1).max())
+    with np.errstate(over="ignore", invalid="ignore"):  # absurd headers: inf or NaN, never accepted
+        return float(np.linalg.norm((corners @ (first - second).T)[:, :3], axis=1).max())
 
 
 def is_orthogonal(affine: Affine) -> bool:

@@ -1,7 +1,8 @@
 """Images and masks on disk: the one door for reading and writing them.
 
 One rule places an image: the sform if its code is above 0, else the qform if its code is,
-else voxel sizes alone. World coordinates are RAS+ in mm, arrays are in file order. Results
+else voxel sizes alone (then, as in nibabel, the first axis runs from right to left and the
+origin is the centre). World coordinates are RAS+ in mm, arrays are in file order. Results
 repeat the input's header fields bit for bit, so that no viewer places them elsewhere.
 """
 
