@@ -156,9 +156,7 @@ def _site_path(name: str, pipeline: str | None, roots: list[Path]) -> tuple[Path
     known = [f"{item}/{key}" for item in folders for key in site_files(item, roots)]
     if folder and folder not in site_folders(roots):
         raise ConfigError(unknown_name("site folder", folder, site_folders(roots)))
-    raise ConfigError(
-        unknown_name("site", name, known) + " Add one as site_configs/<pipeline>/<id>.yaml."
-    )
+    raise ConfigError(unknown_name("site", name, known) + " Add one as site_configs/<pipeline>/<id>.yaml.")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -183,7 +181,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
     hashable = [key for key in keys if isinstance(key, str | int | float | bool)]
     repeated = sorted({str(key) for key in hashable if hashable.count(key) > 1})
     if repeated:

@@ -151,7 +151,7 @@ class SiteSlices:
             if count >= size:
                 joined = torch.cat(held) if len(held) > 1 else held[0]
                 whole = count - count % size
-                yield from joined[:whole].split(size)
+                yield from torch.split(joined[:whole], size)
                 held = [joined[whole:]] if whole < count else []
                 count -= whole
         if count:

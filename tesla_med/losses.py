@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-EPSILON = 1e-8
+EPSILON = 1e-6
 """Smallest pseudo-label probability whose logarithm is taken; smaller ones count as this."""
 
 
@@ -54,7 +54,8 @@ def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
     term = torch.special.xlogy(marginal, marginal)
     if prior is not None:
         term = term - marginal * prior.to(marginal).clamp_min(EPSILON).log()
-    return term.sum()
+    total: Tensor = term.sum()
+    return total
 
 
 def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:

@@ -82,7 +82,8 @@ def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:
     """Return class indices 0 to L - 1 of an array of label values."""
     order = np.argsort(pipeline.values)
     index: npt.NDArray[Any] = np.searchsorted(np.asarray(pipeline.values)[order], labels)
-    return order[index]
+    result: IntArray = order[index]
+    return result
 
 
 def label_values(probs: npt.NDArray[np.float32], pipeline: PipelineConfig) -> IntArray:
@@ -91,7 +92,8 @@ def label_values(probs: npt.NDArray[np.float32], pipeline: PipelineConfig) -> In
     Ties go to the lower class index.
     """
     values = np.asarray(pipeline.values, dtype=np.uint16)
-    return values[probs.argmax(axis=0)]
+    mask: IntArray = values[probs.argmax(axis=0)]
+    return mask
 
 
 def normalised_entropy(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -99,4 +101,5 @@ def normalised_entropy(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
     total = np.zeros(probs.shape[1:], dtype=np.float32)
     for channel in probs:
         total -= channel * np.log(np.maximum(channel, 1e-12))
-    return np.clip(total / np.float32(np.log(len(probs))), 0.0, 1.0)
+    scaled: npt.NDArray[np.float32] = np.clip(total / np.float32(np.log(len(probs))), 0.0, 1.0)
+    return scaled

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
 
+M = TypeVar("M", bound=nn.Module)
 
-def make_teacher(student: nn.Module) -> nn.Module:
+
+def make_teacher(student: M) -> M:
     """Return a copy of ``student`` whose parameters take no gradient."""
     teacher = copy.deepcopy(student)
     teacher.requires_grad_(False)

@@ -39,7 +39,8 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     card = read_card(path)
     if card is None:
         text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are taken"
-        resolved, warnings = pipeline, (text,)
+        resolved: PipelineConfig = pipeline
+        warnings: tuple[str, ...] = (text,)
     else:
         _check_classes(card, pipeline, path)
         resolved, warnings = _follow_card(card, pipeline, overrides)
@@ -54,7 +55,7 @@ def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> Non
 
     if [item.value for item in card.classes] != list(pipeline.values) or card.channels != pipeline.channels:
         raise CheckpointError(
-            f"{path}: trained for {card.channels} channel(s) and classes {', '.join(short(card.classes))}, but "
+            f"{path}: trained for {card.channels} channel(s), classes {', '.join(short(card.classes))}, but "
             f"pipeline {pipeline.name!r} has {pipeline.channels} and {', '.join(short(pipeline.classes))}; "
             f"use --pipeline {card.pipeline} or other weights"
         )

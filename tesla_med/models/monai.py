@@ -92,4 +92,5 @@ class MonaiNetwork(Network):
     def logits(self, images: Tensor) -> Tensor:
         """Map (N, C, H, W) to logits (N, L, H, W); of several outputs the first is taken."""
         output = self.network(images)
-        return output[0] if isinstance(output, list | tuple) else output
+        first: Tensor = output[0] if isinstance(output, list | tuple) else output
+        return first

@@ -77,7 +77,7 @@ class TTAMethod(ABC):
         self.context = context
         self.model: Network = copy.deepcopy(model).to(context.device).eval()
         if context.device.type == "cuda":
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.generator = torch.Generator()
         self.noise_generator = torch.Generator(device=context.device)
         self._seed_generators()

@@ -30,7 +30,6 @@ from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import (
     batch_statistics,
     blend_running_statistics,
-    copied,
     evenly_spaced,
     kept_running_statistics,
     running_statistics,
@@ -70,8 +69,11 @@ class TeSLAParams(MethodParams):
         "clean", description="which passes move running statistics; the release: all"
     )
     statistics_momentum: float = Field(0.1, gt=0, le=1)
+    teacher_clean_moves: int = Field(
+        1, ge=1, description="times a clean batch moves the teacher's statistics; the release: 2"
+    )
     refresh_statistics: bool = Field(
-        False, description="start with the mean statistics of one pass over the slices"
+        False, description="let one pass over the slices move running statistics before the first update"
     )
     predict_statistics: Literal["running", "volume"] = Field(
         "running", description="normalise a prediction by running statistics or by the case's own"
@@ -85,9 +87,7 @@ class TeSLA(TTAMethod):
 
     name = "tesla"
     summary = "self-learning with a teacher and learned adversarial augmentation"
-    citation = (
-        "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, CVPR 2023"
-    )
+    citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
     protocols = ("N-O", "N-M")
     Params = TeSLAParams
 
@@ -96,7 +96,7 @@ class TeSLA(TTAMethod):
         p: TeSLAParams = self.params
         self.student = self.model
         self._choose_parameters()
-        self.teacher: Network = make_teacher(self.student)  # type: ignore[assignment]
+        self.teacher = make_teacher(self.student)
         self.policy = AdversarialPolicy(
             p.op_set, p.policy_size, self.generator, self.noise_generator, self.context.device
         )
@@ -131,19 +131,15 @@ class TeSLA(TTAMethod):
         if epoch == 0 and self.params.refresh_statistics:
             self._refresh(batches)
         if epoch > 0 and self.params.reset_policy_each_epoch:
-            self.policy.reset_parameters()
-            self.policy_optimizer.load_state_dict(self._make_policy_optimizer().state_dict())
+            self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
 
     @torch.no_grad()
     def _refresh(self, batches: Iterable[Tensor]) -> None:
-        """Set the running statistics of both networks to the mean over the batches."""
-        mean = copied(running_statistics(self.student))
-        for count, images in enumerate(batches, start=1):
-            with batch_statistics(self.student, momentum=1.0):
+        """Let the batches move the running statistics, the same for student and teacher."""
+        for images in batches:
+            with batch_statistics(self.student, momentum=self.params.statistics_momentum):
                 self.logits(self.student, self.to_device(images))
-            blend_running_statistics(self.student, mean, 1.0 / count)
-            mean = copied(running_statistics(self.student))
-        blend_running_statistics(self.teacher, mean, 0.0)
+        blend_running_statistics(self.teacher, running_statistics(self.student), 0.0)
 
     def adapt(self, images: Tensor) -> Scalars:
         """Do one update of policy, student and teacher on (N, C, H, W) images in [0, 1]."""
@@ -155,9 +151,9 @@ class TeSLA(TTAMethod):
         self.steps += 1
         return scalars | {"loss/policy": policy_loss}
 
-    def _moving(self, *, clean: bool) -> float | None:
-        moves = clean or self.params.moving_passes == "all"
-        return self.params.statistics_momentum if moves else None
+    def _augmented_momentum(self) -> float | None:
+        """Share of an augmented batch in running statistics; None where it moves nothing."""
+        return self.params.statistics_momentum if self.params.moving_passes == "all" else None
 
     @torch.no_grad()
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -165,9 +161,10 @@ class TeSLA(TTAMethod):
         p: TeSLAParams = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
         views = p.weak_views_first_epoch if first_epoch else p.weak_views
-        with batch_statistics(self.teacher, momentum=self._moving(clean=True)):
-            with activations(self.teacher) as reference:
-                clean = self.logits(self.teacher, images).softmax(dim=1)
+        momentum = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
+        with batch_statistics(self.teacher, momentum=momentum), activations(self.teacher) as reference:
+            clean = self.logits(self.teacher, images).softmax(dim=1)
+        with batch_statistics(self.teacher, momentum=self._augmented_momentum()):
             labels = average_over_views(
                 images,
                 lambda view: self.logits(self.teacher, view).softmax(dim=1),
@@ -183,9 +180,9 @@ class TeSLA(TTAMethod):
         """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is."""
         draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
         view = self.policy.apply_draw(images, draw)
-        with batch_statistics(self.teacher, momentum=self._moving(clean=False)):
-            with activations(self.teacher) as seen:
-                probs = self.logits(self.teacher, view.images).softmax(dim=1)
+        momentum = self._augmented_momentum()
+        with batch_statistics(self.teacher, momentum=momentum), activations(self.teacher) as seen:
+            probs = self.logits(self.teacher, view.images).softmax(dim=1)
         negative_entropy = losses.negative_entropy(warp.from_view(probs, view.theta))
         objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
         self.policy_optimizer.zero_grad(set_to_none=True)
@@ -201,7 +198,7 @@ class TeSLA(TTAMethod):
         """Take one student step: Eq. 4 on the clean images, Eq. 5 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
-        with batch_statistics(self.student, momentum=self._moving(clean=True)):
+        with batch_statistics(self.student, momentum=p.statistics_momentum):
             logits = self.logits(self.student, images)
             flipped = losses.flipped_cross_entropy(logits, pseudo_labels)
             marginal = losses.class_marginal(logits)
@@ -210,7 +207,7 @@ class TeSLA(TTAMethod):
         if p.distillation_weight > 0:
             view = self._adversarial_view(images)
             targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
-            with batch_statistics(self.student, momentum=self._moving(clean=False)):
+            with batch_statistics(self.student, momentum=self._augmented_momentum()):
                 distilled = losses.distillation(self.logits(self.student, view.images), targets)
                 (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
         if p.clip_norm is not None:
@@ -248,7 +245,7 @@ class TeSLA(TTAMethod):
         the teacher's running ones are put back afterwards.
         """
         with self.deployed(images) as teacher:
-            return average_over_views(
+            result: Tensor = average_over_views(
                 images,
                 lambda view: self.probabilities(teacher, view),
                 self.params.predict_views,
@@ -256,6 +253,7 @@ class TeSLA(TTAMethod):
                 scale=self.params.weak_scale,
                 shift=self.params.weak_shift,
             )
+        return result
 
     def record(self) -> dict[str, float]:
         """Return the policy's probability and magnitude by op."""
@@ -298,7 +296,7 @@ def activations(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
-    """Return r of Eq. 9 an image: squared difference of mean activations, averaged over channels, then layers.
+    """Return r of Eq. 9 an image: squared difference of mean activations, over channels, then layers.
 
     Args:
         seen: (n, C_l) of each layer on the augmented view.
