@@ -58,6 +58,7 @@ class Reader(CaseLoader):
         self.at_model: dict[str, np.ndarray] = {}
 
     def __call__(self, case: Case) -> LoadedCase:
+        """Read a case once, with its reference on the native and on the model's grid."""
         if case.name not in self.cache:
             loaded = super().__call__(case)
             reference = read_reference(case, self.site.files, loaded.volume, self.pipeline.values)
@@ -125,7 +126,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             model = load_model(options.weights / WEIGHTS[task], base).model
             for recipe in options.recipes:
                 for protocol in options.protocols:
-                    rows += measure_cell(task, site_id, recipe, protocol, model, reader, cases, device, options)
+                    cell = (task, site_id, recipe, protocol)
+                    rows += measure_cell(*cell, model, reader, cases, device, options)
     return rows
 
 
@@ -178,7 +180,9 @@ def measure_cell(
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return mean and range over seeds as a table."""
-    lines = [f"{'site':<14}{'recipe':<10}{'protocol':<10}{'seeds':>5}{'Dice 256':>10}{'range':>16}{'native':>9}"]
+    lines = [
+        f"{'site':<14}{'recipe':<10}{'protocol':<10}{'seeds':>5}{'Dice 256':>10}{'range':>16}{'native':>9}"
+    ]
     keys = list(dict.fromkeys((row["site"], row["recipe"], row["protocol"]) for row in rows))
     for key in keys:
         group = [row for row in rows if (row["site"], row["recipe"], row["protocol"]) == key]
@@ -194,12 +198,18 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Parse the command line, run, print the table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--data", type=Path, default=SHARED / "data", help="folder of prostate/ and spinal_cord/")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED / "data", help="folder of prostate/, spinal_cord/"
+    )
     parser.add_argument("--weights", type=Path, default=SHARED / "reference", help="folder of the weights")
     parser.add_argument("--sites", nargs="*", default=[], help="site ids; default all")
-    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), help="source bn released paper default")
+    parser.add_argument(
+        "--recipes", nargs="*", default=list(RECIPES), help="source bn released default paper"
+    )
     parser.add_argument("--protocols", nargs="*", default=["N-O"], help="N-O N-M")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 1 to this")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")

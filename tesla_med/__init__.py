@@ -1,3 +1,75 @@
-"""tesla-med: adapt a segmentation model to a new site at test time, without labels."""
+"""tesla-med: adapt a segmentation model to a new site at test time, without labels.
+
+Example::
+
+    import tesla_med
+
+    result = tesla_med.adapt_site("prostate/F", "./nii", weights="source.safetensors", out="runs/F")
+    print(result.mean_dice_source, result.mean_dice)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "adapt_site": "tesla_med.adapt",
+    "SiteResult": "tesla_med.adapt",
+    "predict": "tesla_med.predict",
+    "evaluate": "tesla_med.evaluate",
+    "train_source": "tesla_med.train",
+    "compute_statistics": "tesla_med.statistics",
+    "run_demo": "tesla_med.demo",
+    "load_pipeline": "tesla_med.configfiles",
+    "load_site": "tesla_med.configfiles",
+    "PipelineConfig": "tesla_med.config",
+    "SiteConfig": "tesla_med.config",
+    "CaseResult": "tesla_med.types",
+    "ClassScore": "tesla_med.types",
+    "TeslaMedError": "tesla_med.errors",
+}
+
+__all__ = [
+    "CaseResult",
+    "ClassScore",
+    "PipelineConfig",
+    "SiteConfig",
+    "SiteResult",
+    "TeslaMedError",
+    "__version__",
+    "adapt_site",
+    "compute_statistics",
+    "evaluate",
+    "load_pipeline",
+    "load_site",
+    "predict",
+    "run_demo",
+    "train_source",
+]
+
+if TYPE_CHECKING:
+    from tesla_med.adapt import SiteResult as SiteResult
+    from tesla_med.adapt import adapt_site as adapt_site
+    from tesla_med.config import PipelineConfig as PipelineConfig
+    from tesla_med.config import SiteConfig as SiteConfig
+    from tesla_med.configfiles import load_pipeline as load_pipeline
+    from tesla_med.configfiles import load_site as load_site
+    from tesla_med.demo import run_demo as run_demo
+    from tesla_med.errors import TeslaMedError as TeslaMedError
+    from tesla_med.evaluate import evaluate as evaluate
+    from tesla_med.predict import predict as predict
+    from tesla_med.statistics import compute_statistics as compute_statistics
+    from tesla_med.train import train_source as train_source
+    from tesla_med.types import CaseResult as CaseResult
+    from tesla_med.types import ClassScore as ClassScore
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``import tesla_med`` costs nothing."""
+    if name in _PUBLIC:
+        import importlib
+
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'tesla_med' has no attribute {name!r}")

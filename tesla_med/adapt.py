@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,9 @@ def adapt_site(
         device=device,
         reset=reset,
         overrides=tuple(overrides),
+        save_probs=save_probs,
+        save_uncertainty=save_uncertainty,
     )
-    plan = replace(plan, save_probs=save_probs, save_uncertainty=save_uncertainty)
     return run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
 
 

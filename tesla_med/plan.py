@@ -139,6 +139,9 @@ def make_plan(
     device: str = "auto",
     reset: Reset | None = None,
     overrides: tuple[str, ...] = (),
+    default_name: str | None = None,
+    save_probs: bool = False,
+    save_uncertainty: bool = False,
 ) -> Plan:
     """Resolve a run; arguments and errors as in :func:`tesla_med.adapt_site`.
 
@@ -154,7 +157,7 @@ def make_plan(
     for text in loaded.warnings:
         log.warning("%s", text)
     reset_at = reset or loaded.pipeline.reset_for(chosen_protocol)
-    default_out = Path("runs") / site_config.id / f"{chosen}-{chosen_protocol}"
+    default_out = Path("runs") / site_config.id / (default_name or f"{chosen}-{chosen_protocol}")
     return Plan(
         site=site_config,
         pipeline=loaded.pipeline,
@@ -172,6 +175,8 @@ def make_plan(
         device=place,
         out=Path(out) if out is not None else default_out,
         notes=(*_site_notes(site_config), *loaded.warnings),
+        save_probs=save_probs,
+        save_uncertainty=save_uncertainty,
     )
 
 

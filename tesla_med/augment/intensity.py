@@ -97,9 +97,9 @@ def solarize(images: Tensor, magnitude: Tensor) -> Tensor:
     return torch.where((still >= threshold) & (threshold < 1.0), 1.0 - still, still)
 
 
-def gamma(images: Tensor, log2_exponent: Tensor) -> Tensor:
-    """Raise to the power 2 ** ``log2_exponent`` (n, 1, 1, 1)."""
-    return images.clamp_min(1e-6) ** torch.exp2(log2_exponent)
+def gamma(images: Tensor, exponent: Tensor) -> Tensor:
+    """Raise to the power ``exponent`` (n, 1, 1, 1)."""
+    return images.clamp_min(1e-6) ** exponent
 
 
 def bias_field(images: Tensor, amplitude: Tensor, draw: Tensor | None) -> Tensor:

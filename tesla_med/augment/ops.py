@@ -266,20 +266,40 @@ _register(
 
 # ------------------------------------------------------------ intensity, what scanners change
 
-_register("Gamma", "intensity", "exponent, 1/2 to 2", _factor(intensity.gamma, -1.0, 1.0), identity=0.5)
+
+def _signed_power(function: Callable[[Tensor, Tensor], Tensor], octaves: float) -> Function:
+    """Hand ``function`` 2 ** (sign * magnitude * octaves): as likely up as down, the identity at 0."""
+
+    def mapped(images: Tensor, magnitude: Tensor, sign: Tensor | None) -> Tensor:
+        exponent = octaves * magnitude * (1.0 if sign is None else sign)
+        return function(images, torch.exp2(exponent).view(-1, 1, 1, 1))
+
+    return mapped
+
+
 _register(
-    "MildBrightness",
+    "Gamma",
     "intensity",
-    "intensity factor, 0.6 to 1.4",
-    _factor(intensity.brightness, 0.6, 1.4),
-    identity=0.5,
+    "exponent, 1 to 2 or 1 to 1/2",
+    _signed_power(intensity.gamma, 1.0),
+    identity=0.0,
+    signed=True,
 )
 _register(
-    "MildContrast",
+    "Gain",
     "intensity",
-    "contrast factor, 0.5 to 1.5",
-    _factor(intensity.contrast, 0.5, 1.5),
-    identity=0.5,
+    "intensity factor, 1 to 1.41 or 1 to 0.71",
+    _signed_power(intensity.brightness, 0.5),
+    identity=0.0,
+    signed=True,
+)
+_register(
+    "TissueContrast",
+    "intensity",
+    "contrast factor, 1 to 2 or 1 to 1/2",
+    _signed_power(intensity.contrast, 1.0),
+    identity=0.0,
+    signed=True,
 )
 _register(
     "BiasField",
@@ -356,12 +376,13 @@ OP_SETS: dict[str, tuple[str, ...]] = {
         "MildScale",
         "MildShear",
         "Gamma",
-        "MildBrightness",
-        "MildContrast",
+        "Gain",
+        "TissueContrast",
         "BiasField",
         "GaussianBlur",
         "Sharpness",
         "RicianNoise",
+        "Equalize",
     ),
     "intensity_artefacts": (
         "MildRotate",
@@ -369,12 +390,13 @@ OP_SETS: dict[str, tuple[str, ...]] = {
         "MildScale",
         "MildShear",
         "Gamma",
-        "MildBrightness",
-        "MildContrast",
+        "Gain",
+        "TissueContrast",
         "BiasField",
         "GaussianBlur",
         "Sharpness",
         "RicianNoise",
+        "Equalize",
         "Ghosting",
         "Spike",
     ),

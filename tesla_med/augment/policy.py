@@ -138,7 +138,8 @@ class AdversarialPolicy(nn.Module):
             if op.kind == "intensity" and len(users):
                 rows = users.to(images.device, non_blocking=True)
                 strength = magnitudes[rows, slots.to(images.device, non_blocking=True)]
-                changed = op.intensities(view[rows], strength, draw.noise.get(position))
+                random = draw.signs[position][rows] if op.signed else draw.noise.get(position)
+                changed = op.intensities(view[rows], strength, random)
                 view = view.index_copy(0, rows, changed)
         return View(view, theta)
 

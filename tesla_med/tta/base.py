@@ -147,6 +147,10 @@ class TTAMethod(ABC):
         """Return slow-moving scalars worth a point a case (policy probabilities, ...)."""
         return {}
 
+    def passes(self, slices: int) -> float:
+        """Return about how many forward passes of one slice a case of ``slices`` costs."""
+        return float(slices)
+
     # ------------------------------------------------------------ state
 
     def modules(self) -> Mapping[str, nn.Module]:

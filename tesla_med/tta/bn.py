@@ -73,6 +73,10 @@ class BN(TTAMethod):
         """Return probabilities (N, L, H, W) under the present statistics."""
         return self.probabilities(self.model, images)
 
+    def passes(self, slices: int) -> float:
+        """Return one pass for the statistics and one for the prediction."""
+        return 2.0 * slices
+
     def state_dict(self) -> dict[str, Any]:
         """Return the common state and the mean over batches so far."""
         return super().state_dict() | {"target": copied(self._target), "seen": self._seen}

@@ -188,7 +188,8 @@ class TeSLA(TTAMethod):
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
         self.policy_optimizer.step()
-        return objective.detach().mean()
+        mean: Tensor = objective.detach().mean()
+        return mean
 
     @torch.no_grad()
     def _adversarial_view(self, images: Tensor) -> View:
@@ -258,6 +259,15 @@ class TeSLA(TTAMethod):
     def record(self) -> dict[str, float]:
         """Return the policy's probability and magnitude by op."""
         return self.policy.summary()
+
+    def passes(self, slices: int) -> float:
+        """Return forward passes, a backward counted as two: views, policy, and two on the student."""
+        p: TeSLAParams = self.params
+        batch = p.batch_slices or slices
+        drawn = batch * (p.updates_per_case or -(-slices // batch))
+        seen = slices if p.draw == "ordered" else drawn
+        own_statistics = slices if p.predict_statistics == "volume" else 0
+        return p.epochs * seen * (p.weak_views + 2 + 6) + own_statistics + slices * p.predict_views
 
     # ------------------------------------------------------------ state
 

@@ -1,0 +1,558 @@
+"""Command line: parse, one library call, exit code. The only module that prints or exits.
+
+Exit codes: 0 all done; 1 some cases failed or are unscored; 2 usage, configuration or input error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tesla_med import __version__
+from tesla_med.console import Screen, change, percent
+from tesla_med.errors import ConfigError, DataError, TeslaMedError
+
+app = typer.Typer(
+    name="tesla-med",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Adapt a medical segmentation model to a new site at test time, without labels. "
+    "Not a medical device: for research use only.",
+)
+sites_app = typer.Typer(no_args_is_help=True, help="List, show and check site configurations.")
+app.add_typer(sites_app, name="sites")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Volumes = Annotated[
+    Path, typer.Option("--volumes", help="Folder of images, sub-folders included, or one image.")
+]
+SiteOption = Annotated[str, typer.Option("--site", help="Site: F, prostate/F, or a YAML file.")]
+Pipeline = Annotated[
+    str | None, typer.Option("--pipeline", help="Pipeline or YAML file. Default: the site's.")
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", help="Source weights, .safetensors or .pth. Default: the site's."),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random generator.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same settings.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value over the pipeline, site.key=value over the site; repeatable."),
+]
+
+
+def main() -> None:
+    """Entry point of the ``tesla-med`` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; used in-process by the tests."""
+    try:
+        app(list(arguments), prog_name="tesla-med")
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted; finished cases are complete, --resume goes on.\n")
+        return 130
+    except TeslaMedError as error:
+        if "--json" in arguments:
+            Screen(as_json=True).result({"error": {"kind": type(error).__name__, "message": str(error)}})
+        sys.stderr.write(f"Error: {error}\n")
+        return 2
+    return 0
+
+
+def _version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"tesla-med {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Adapt a medical segmentation model to a new site at test time, without labels."""
+
+
+# ------------------------------------------------------------ running
+
+
+@app.command(epilog="Example: tesla-med demo --task spinal_cord --out demo-cord")
+def demo(
+    task: Annotated[str, typer.Option(help="prostate or spinal_cord.")] = "prostate",
+    out: Annotated[Path, typer.Option(help="Folder; an earlier demo there is replaced.")] = Path("demo"),
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Show the whole loop on generated data: train, adapt to two sites, report. Under 3 minutes."""
+    from tesla_med.demo import run_demo
+
+    screen = Screen(quiet, verbose, as_json)
+    screen.say(f"Generating three {task} sites, training on the first, adapting to the other two ...")
+    with screen.progress() as progress:
+        result = run_demo(task, out, device=device, progress=progress)
+    rows = [
+        [
+            row.site,
+            str(row.cases),
+            percent(row.dice_source),
+            percent(row.dice),
+            change(row.dice_source, row.dice),
+        ]
+        for row in result.rows
+    ]
+    screen.table(["site", "cases", "source Dice %", "adapted Dice %", "change"], rows)
+    screen.say(f"{result.seconds:.0f} s. Generated data: the figures say nothing about real scanners.")
+    for row in result.rows:
+        screen.say(f"Report of {row.site}: {row.report}")
+    screen.say(f"Curves: tesla-med tensorboard {result.out}")
+    screen.result(
+        {
+            "task": result.task,
+            "out": result.out,
+            "weights": result.weights,
+            "validation_dice": result.validation_dice,
+            "seconds": result.seconds,
+            "sites": [vars(row) for row in result.rows],
+        }
+    )
+
+
+@app.command(
+    epilog="Example: tesla-med adapt --site F --volumes ./nii --weights source.safetensors --out runs/F"
+)
+def adapt(
+    site: SiteOption,
+    volumes: Volumes,
+    pipeline: Pipeline = None,
+    weights: Weights = None,
+    method: Annotated[str | None, typer.Option(help="See: tesla-med list methods. Default: tesla.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="N-O: each case as it comes; N-M: several passes over the site. Default: N-O."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder. Default: runs/<site>/<method>-<protocol>.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    reset: Annotated[
+        str | None,
+        typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
+    ] = None,
+    save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
+    save_uncertainty: Annotated[
+        bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
+    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cases, region, time and memory; write nothing.")
+    ] = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Adapt a model to one site; write masks on the input grid, figures and reports."""
+    from tesla_med.adapt import run_plan
+    from tesla_med.plan import make_plan
+
+    screen = Screen(quiet, verbose, as_json)
+    plan = make_plan(
+        site,
+        volumes,
+        weights=weights,
+        pipeline=pipeline,
+        method=method,
+        protocol=_choice("--protocol", protocol, ("N-O", "N-M")),
+        out=out,
+        seed=seed,
+        device=device,
+        reset=_choice("--reset", reset, ("never", "site", "case")),
+        overrides=tuple(overrides or ()),
+        save_probs=save_probs,
+        save_uncertainty=save_uncertainty,
+    )
+    if dry_run:
+        raise typer.Exit(_dry_run(screen, plan))
+    screen.say(f"Site {plan.site.id}: {len(plan.cases)} cases in {plan.folder}, {_skipped(plan.skipped)}")
+    with screen.progress() as progress:
+        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
+    raise typer.Exit(_show_run(screen, result))
+
+
+@app.command(
+    epilog="Example: tesla-med predict --weights runs/F/tesla-N-M/checkpoints/adapted.safetensors "
+    "--volumes ./nii --site F"
+)
+def predict(
+    weights: Annotated[Path, typer.Option(help="Weights, .safetensors or .pth; adapted ones too.")],
+    volumes: Volumes,
+    site: Annotated[
+        str | None, typer.Option(help="Site, for its patterns, region and references. Default: every image.")
+    ] = None,
+    pipeline: Pipeline = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/<site>/predict.")] = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Write masks from frozen weights, without adaptation."""
+    from tesla_med.predict import predict as predict_cases
+
+    screen = Screen(quiet, verbose, as_json)
+    with screen.progress() as progress:
+        result = predict_cases(
+            volumes,
+            weights,
+            site=site,
+            pipeline=pipeline,
+            out=out,
+            device=device,
+            overwrite=overwrite,
+            overrides=tuple(overrides or ()),
+            progress=progress,
+        )
+    raise typer.Exit(_show_run(screen, result))
+
+
+@app.command(epilog="Example: tesla-med train --pipeline prostate --sites A,B --volumes ./nii --out source")
+def train(
+    pipeline: Annotated[str, typer.Option(help="Pipeline or YAML file.")],
+    sites: Annotated[str, typer.Option(help="Labelled source sites, separated by commas.")],
+    volumes: Volumes,
+    out: Annotated[Path, typer.Option(help="Output folder.")],
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of the first level. Default: 64.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the pipeline's.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Train a source model on labelled sites; save weights, card and feature statistics."""
+    from tesla_med.configfiles import load_pipeline
+    from tesla_med.train import train_source
+
+    screen = Screen(quiet, verbose, as_json)
+    shortcuts = [f"model.params.width={width}"] if width else []
+    shortcuts += [f"train.steps={steps}"] if steps else []
+    texts = (*shortcuts, *(overrides or ()))
+    config = load_pipeline(pipeline, texts)
+    with screen.progress() as progress:
+        result = train_source(
+            config,
+            _sites(sites, config.sites, texts),
+            volumes,
+            out,
+            seed=seed,
+            device=device,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    screen.say(f"Validation Dice {percent(result.validation_dice)} % at step {result.best_step}.")
+    screen.say(f"Weights: {result.weights}")
+    screen.say(f"Feature statistics: {result.statistics}")
+    screen.result(vars(result))
+
+
+@app.command(epilog="Example: tesla-med statistics --weights source.safetensors --sites A --volumes ./nii")
+def statistics(
+    weights: Annotated[Path, typer.Option(help="Source weights.")],
+    sites: Annotated[str, typer.Option(help="Labelled source sites, separated by commas.")],
+    volumes: Volumes,
+    pipeline: Pipeline = None,
+    out: Annotated[Path | None, typer.Option(help="Output file. Default: beside the weights.")] = None,
+    device: Device = "auto",
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the source feature statistics of existing weights."""
+    from tesla_med.plan import resolve
+    from tesla_med.statistics import compute_statistics
+
+    screen = Screen(quiet, verbose, as_json)
+    texts = tuple(overrides or ())
+    first = sites.split(",")[0].strip()
+    _, config = resolve(first, pipeline, texts, weights)
+    with screen.progress() as progress:
+        path = compute_statistics(
+            weights, config, _sites(sites, config.sites, texts), volumes, out, device, progress=progress
+        )
+    screen.say(f"Feature statistics: {path}")
+    screen.result({"statistics": path})
+
+
+@app.command(epilog="Example: tesla-med evaluate --predictions runs/F/tesla-N-O/masks --references ./nii")
+def evaluate(
+    predictions: Annotated[Path, typer.Option(help="Folder of masks, or of a run.")],
+    references: Annotated[Path, typer.Option(help="Folder of reference masks.")],
+    out: Annotated[Path | None, typer.Option(help="Write metrics.csv and summary.json here.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse unmatched masks.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Score a folder of masks against references, on their own grid."""
+    from tesla_med.evaluate import evaluate as evaluate_masks
+
+    screen = Screen(quiet, verbose, as_json)
+    result = evaluate_masks(predictions, references, out=out, strict=strict)
+    screen.say(result.coverage)
+    for names, text in (
+        (result.only_predictions, "without a reference"),
+        (result.only_references, "without a mask"),
+    ):
+        if names:
+            screen.say(f"{len(names)} {text}: {', '.join(names)}")
+    rows = [
+        [case.case, score.name, percent(score.dice), _millimetres(score.hd95_mm), _millimetres(score.assd_mm)]
+        for case in result.cases
+        for score in case.scores
+    ]
+    screen.table(["case", "class", "Dice %", "HD95 mm", "ASSD mm"], rows)
+    for case in result.unscored:
+        sys.stderr.write(f"{case.case}: {case.reason}\n")
+    summary = result.summary()
+    screen.table(["class", "cases", "mean Dice %"], [_summary_row(row) for row in summary], title="Mean")
+    screen.result({**result.model_dump(mode="json"), "coverage": result.coverage, "summary": summary})
+    raise typer.Exit(1 if result.unscored else 0)
+
+
+@app.command(epilog="Example: tesla-med tensorboard runs")
+def tensorboard(
+    runs: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 6006,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+) -> None:
+    """Show curves, policy and overlays of runs in TensorBoard; stop with Ctrl-C."""
+    if not runs.is_dir():
+        raise DataError(f"{runs}: no such folder; give a run or a folder of runs")
+    if not any(runs.rglob("events.out.tfevents.*")):
+        raise DataError(f"{runs}: no TensorBoard files in it or below; run tesla-med adapt or train first")
+    import subprocess
+
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs)]
+    raise typer.Exit(subprocess.call([*command, "--port", str(port), "--host", host]))  # noqa: S603
+
+
+# ------------------------------------------------------------ looking
+
+
+@sites_app.command("list")
+def sites_list(as_json: Json = False) -> None:
+    """List every site configuration."""
+    from tesla_med.configfiles import load_site, site_files, site_folders
+
+    screen = Screen(as_json=as_json)
+    sites = [load_site(f"{folder}/{name}") for folder in site_folders() for name in site_files(folder)]
+    rows = [[f"{item.pipeline}/{item.id}", item.institution, item.description] for item in sites]
+    screen.table(["site", "institution", "description"], rows)
+    screen.result({"sites": [item.model_dump(mode="json") for item in sites]})
+
+
+@sites_app.command("show")
+def sites_show(site: Annotated[str, typer.Argument(help="Site.")], as_json: Json = False) -> None:
+    """Show one site configuration with every default filled in."""
+    from tesla_med.configfiles import load_site
+
+    screen = Screen(as_json=as_json)
+    content = load_site(site).model_dump(mode="json")
+    if screen.talks:
+        import yaml
+
+        screen.say(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).rstrip())
+    screen.result(content)
+
+
+@sites_app.command("check", epilog="Example: tesla-med sites check F --volumes ./nii")
+def sites_check(
+    site: Annotated[str, typer.Argument(help="Site.")],
+    volumes: Volumes,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Read every image and reference of a site and say what fits and what does not."""
+    from tesla_med.plan import resolve
+    from tesla_med.sitecheck import check_site
+
+    screen = Screen(as_json=as_json)
+    config, pipeline = resolve(site, None, tuple(overrides or ()))
+    with screen.progress() as progress:
+        result = check_site(config, pipeline, volumes, progress)
+    rows = [
+        [
+            case.case,
+            _shape(case.shape),
+            _spacing(case.spacing),
+            _labels(case.labels),
+            "; ".join((*case.problems, *case.notes)) or "ok",
+        ]
+        for case in result.cases
+    ]
+    screen.table(["case", "voxels", "mm", "labels", "remarks"], rows, title=str(result.folder))
+    for path, reason in result.skipped:
+        screen.say(f"not used: {path.name}: {reason}")
+    screen.say(f"{len(result.cases)} cases, {result.problems} with a problem, {_skipped(result.skipped)}")
+    screen.result(
+        {
+            "folder": result.folder,
+            "cases": [vars(case) for case in result.cases],
+            "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+        }
+    )
+    raise typer.Exit(1 if result.problems else 0)
+
+
+@app.command("list", epilog="Example: tesla-med list methods")
+def list_entries(
+    what: Annotated[str, typer.Argument(help="methods, ops, models, reports or pipelines.")],
+    as_json: Json = False,
+) -> None:
+    """List what can be chosen by name, a line each."""
+    from tesla_med.listing import LISTS
+
+    if what not in LISTS:
+        raise ConfigError(f"cannot list {what!r}. Known: {', '.join(LISTS)}.")
+    screen = Screen(as_json=as_json)
+    columns, rows = LISTS[what]()
+    screen.table(columns, rows)
+    screen.result({what: [dict(zip(columns, row, strict=True)) for row in rows]})
+
+
+# ------------------------------------------------------------ helpers
+
+
+def _choice(option: str, value: str | None, known: Sequence[str]) -> Any:
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} {value!r} is not known. Known: {', '.join(known)}.")
+    return value
+
+
+def _sites(names: str, folder: str, overrides: Sequence[str]) -> list[Any]:
+    from tesla_med.configfiles import load_site
+
+    found = [load_site(name.strip(), folder, overrides) for name in names.split(",") if name.strip()]
+    if not found:
+        raise ConfigError("--sites is empty; give one or more site ids, separated by commas")
+    return found
+
+
+def _dry_run(screen: Screen, plan: Any) -> int:
+    from tesla_med.estimate import estimate
+
+    with screen.progress() as progress:
+        result = estimate(plan, progress)
+    rows = [
+        [
+            item.case,
+            _shape(item.shape),
+            str(item.slices),
+            "yes" if item.labelled else "no",
+            item.problem or "ok",
+        ]
+        for item in result.cases
+    ]
+    screen.table(["case", "voxels", "slices", "reference", "remarks"], rows)
+    screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
+    screen.say(
+        f"About {result.seconds:.0f} s on {plan.device} and {result.memory_mib:.0f} MiB for the networks"
+    )
+    screen.say(f"Would write {plan.out}; {_skipped(plan.skipped)}")
+    content = {"out": plan.out, "region": result.region, "seconds": result.seconds}
+    content |= {"memory_mib": result.memory_mib, "cases": [vars(item) for item in result.cases]}
+    screen.result(content)
+    return 1 if any(item.problem for item in result.cases) else 0
+
+
+def _show_run(screen: Screen, result: Any) -> int:
+    scored = any(item.mean_dice is not None for item in result.results)
+    columns = ["case", "status", "slices", "used", "seconds"]
+    columns[2:2] = ["source Dice %", "adapted Dice %", "change"] if scored else []
+    rows = []
+    for item in result.results:
+        before, after = item.mean_dice_source, item.mean_dice
+        row = [item.case, item.status, str(item.slices), item.used, f"{item.seconds:.1f}"]
+        row[2:2] = [percent(before), percent(after), change(before, after)] if scored else []
+        rows.append(row)
+    screen.table(columns, rows)
+    if scored:
+        before, after = result.mean_dice_source, result.mean_dice
+        screen.say(f"Mean Dice: source {percent(before)} %, {result.results[0].method} {percent(after)} %")
+    for item in result.failed:
+        sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
+    for note in result.notes:
+        screen.say(f"Note: {note}")
+    screen.say(f"Masks: {result.out / 'masks'}")
+    for path in result.files:
+        if path.name == "report.html":
+            screen.say(f"Report: {path}")
+    screen.result(
+        {
+            "out": result.out,
+            "mean_dice": result.mean_dice,
+            "mean_dice_source": result.mean_dice_source,
+            "files": list(result.files),
+            "notes": list(result.notes),
+            "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+            "cases": [item.model_dump(mode="json", exclude={"calibration"}) for item in result.results],
+        }
+    )
+    return 1 if result.failed else 0
+
+
+def _skipped(skipped: Sequence[tuple[Path, str]]) -> str:
+    return f"{len(skipped)} files not used" if len(skipped) != 1 else "1 file not used"
+
+
+def _millimetres(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "-" if shape is None else "x".join(str(size) for size in shape)
+
+
+def _spacing(spacing: Sequence[float] | None) -> str:
+    return "-" if spacing is None else "x".join(f"{step:.4g}" for step in spacing)
+
+
+def _labels(labels: Sequence[int] | None) -> str:
+    return "none" if labels is None else ",".join(str(value) for value in labels)
+
+
+def _summary_row(row: dict[str, Any]) -> list[str]:
+    return [str(row["name"]), str(row["cases"]), percent(row["dice_mean"])]
+
+
+if __name__ == "__main__":
+    main()
