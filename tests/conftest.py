@@ -16,3 +16,65 @@ def shared() -> Path:
     if not (SHARED / "reference").is_dir():
         pytest.skip(f"needs the development data at {SHARED}")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> None:
+    """Compute on one thread: tiny tensors gain nothing from more, and results repeat exactly."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_images():
+    """Make (count, channels, height, width) smooth images in [0, 1], each with a bright disc."""
+    import torch
+    from torch.nn import functional
+
+    def make(count=4, height=32, width=32, channels=1, seed=0, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        coarse = torch.rand(count, channels, 5, 5, generator=generator)
+        smooth = functional.interpolate(coarse, (height, width), mode="bilinear", align_corners=False)
+        rows = torch.linspace(-1, 1, height).view(1, 1, -1, 1)
+        columns = torch.linspace(-1, 1, width).view(1, 1, 1, -1)
+        centre = (torch.rand(2, count, 1, 1, 1, generator=generator) - 0.5) * 0.6
+        disc = torch.sigmoid((0.4 - ((rows - centre[0]) ** 2 + (columns - centre[1]) ** 2).sqrt()) * 12)
+        return (0.15 + 0.35 * smooth + 0.4 * disc).clamp(0, 1).to(dtype)
+
+    return make
+
+
+@pytest.fixture
+def make_network(one_thread, make_images):
+    """Make a small U-Net with settled running statistics; the same seed gives the same weights."""
+    import torch
+
+    from tesla_med.models.unet import UNet
+
+    def make(channels=1, classes=2, width=4, seed=0):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = UNet(channels, classes, width)
+        images = make_images(6, 48, 48, channels, seed=100 + seed)
+        with torch.no_grad():
+            for _ in range(4):
+                network.train()(2 * images - 1)
+        return network.eval()
+
+    return make
+
+
+@pytest.fixture
+def make_tta(make_network):
+    """Make a method on a small U-Net (or the given network); keywords are its parameters."""
+    import torch
+
+    from tesla_med.tta import MethodContext, make_method
+
+    def make(method_name, network=None, *, seed=0, precision="float32", **params):
+        network = make_network() if network is None else network
+        context = MethodContext(torch.device("cpu"), seed=seed, precision=precision, predict_batch=3)
+        return make_method(method_name, network, params, context)
+
+    return make

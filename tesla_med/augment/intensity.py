@@ -23,8 +23,17 @@ def straight_through(output: Tensor, magnitude: Tensor, images: Tensor | None = 
     Where ``images`` is given, the gradient with respect to them is passed through unchanged too.
     """
     strength = magnitude.view(-1, 1, 1, 1)
-    result = output if images is None else output.detach() + images - images.detach()
-    return result + strength - strength.detach()
+    result = output if images is None else output.detach() + (images - images.detach())
+    return result + (strength - strength.detach())  # adds an exact 0, so that no value leaves [0, 1]
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Clamp to [0, 1] with a gradient of 1 on the closed range, 0 outside.
+
+    ``clamp`` gives pixels that lie exactly on 0 or 1 a gradient in some releases of PyTorch and none
+    in others.
+    """
+    return torch.where((images >= 0) & (images <= 1), images, images.detach().clamp(0, 1))
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -113,8 +122,8 @@ def bias_field(images: Tensor, amplitude: Tensor, draw: Tensor | None) -> Tensor
     if draw is None:
         return images
     height, width = images.shape[-2:]
-    rows = torch.linspace(-1, 1, height, device=images.device)
-    columns = torch.linspace(-1, 1, width, device=images.device)
+    rows = torch.linspace(-1, 1, height, device=images.device, dtype=images.dtype)
+    columns = torch.linspace(-1, 1, width, device=images.device, dtype=images.dtype)
     powers = [(i, j) for i in range(BIAS_DEGREE + 1) for j in range(BIAS_DEGREE + 1 - i) if i + j > 0]
     basis = torch.stack([rows[:, None] ** i * columns[None, :] ** j for i, j in powers])
     field = torch.einsum("nt,thw->nhw", draw, basis)

@@ -60,7 +60,7 @@ class Op:
         """Return the images of an intensity op, clamped to [0, 1]; unchanged for a geometric op."""
         if self.kind == "geometric":
             return images
-        return self.function(images.clamp(0, 1), magnitude, draw).clamp(0, 1)
+        return intensity.unit_range(self.function(intensity.unit_range(images), magnitude, draw))
 
     def __call__(
         self, images: Tensor, magnitude: Tensor, draw: Tensor | None = None
