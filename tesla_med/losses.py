@@ -51,7 +51,7 @@ def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
     """
     probs = functional.softmax(logits.float(), dim=1)
     marginal = probs.mean(dim=[0, *range(2, probs.dim())])
-    term = torch.special.xlogy(marginal, marginal)
+    term = torch.special.xlogy(marginal, marginal.clamp_min(torch.finfo(marginal.dtype).tiny))  # 0 log 0 = 0
     if prior is not None:
         term = term - marginal * prior.to(marginal).clamp_min(EPSILON).log()
     total: Tensor = term.sum()

@@ -78,3 +78,47 @@ def make_tta(make_network):
         return make_method(method_name, network, params, context)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def same_state():
+    """Tell whether two nested states (mappings, lists, tensors, values) are equal bit for bit."""
+    import torch
+
+    def same(one, two):
+        if isinstance(one, torch.Tensor):
+            return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
+        if isinstance(one, dict):
+            return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+        if isinstance(one, list | tuple):
+            return len(one) == len(two) and all(same(*pair) for pair in zip(one, two, strict=True))
+        return one == two
+
+    return same
+
+
+@pytest.fixture(scope="session")
+def batch_mode_probs():
+    """Give probabilities of one forward in which every norm uses the mean and variance of its batch.
+
+    The variances are the unbiased ones, n / (n - 1), as running statistics hold them.
+    """
+    import torch
+    from torch.nn import functional
+
+    from tesla_med.models import norm_layers
+
+    def normalised(layer, inputs, _):
+        batch = inputs[0]
+        mean, variance = batch.mean(dim=(0, 2, 3)), batch.var(dim=(0, 2, 3))
+        return functional.batch_norm(batch, mean, variance, layer.weight, layer.bias, eps=layer.eps)
+
+    @torch.no_grad()
+    def probs(network, images):
+        handles = [layer.register_forward_hook(normalised) for layer in norm_layers(network)]
+        result = network.eval()(2 * images - 1).softmax(dim=1)
+        for handle in handles:
+            handle.remove()
+        return result
+
+    return probs

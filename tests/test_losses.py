@@ -192,6 +192,18 @@ def test_gradient_by_central_differences(loss):
 
 # ------------------------------------------------------------ extreme values and autocast
 
+
+@pytest.mark.parametrize("prior", [None, torch.tensor([0.6, 0.3, 0.1])])
+def test_a_class_of_exactly_no_mass_has_a_finite_gradient(prior):
+    logits = torch.tensor([[300.0, -300.0, 299.0], [300.0, -300.0, 298.0]], requires_grad=True)
+    assert (logits.softmax(dim=1)[:, 1] == 0).all()
+    value = losses.class_marginal(logits, prior)
+    value.backward()
+    assert torch.isfinite(value)
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad.abs().max() > 0.01
+
+
 CASTS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -82,9 +82,14 @@ def test_modes_and_momenta_are_put_back_even_after_an_error(make_network):
     norm_layers(model)[0].train()
     norm_layers(model)[1].momentum = 0.3
     before = [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
-    with pytest.raises(RuntimeError, match="stop"), batch_statistics(model, momentum=0.7):
-        assert all(layer.training and layer.momentum == 0.7 for layer in norm_layers(model))
-        raise RuntimeError("stop")
+
+    def fail():
+        with batch_statistics(model, momentum=0.7):
+            assert all(layer.training and layer.momentum == 0.7 for layer in norm_layers(model))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
     assert before == [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
 
 
@@ -109,10 +114,15 @@ def test_kept_running_statistics_restores_everything(make_network, make_images):
 def test_kept_running_statistics_restores_after_an_error(make_network, make_images):
     model = make_network()
     before = buffers(model)
-    with pytest.raises(RuntimeError, match="stop"), torch.no_grad(), kept_running_statistics(model):
-        with batch_statistics(model, momentum=1.0):
-            model(make_images(2))
-        raise RuntimeError("stop")
+
+    def fail():
+        with torch.no_grad(), kept_running_statistics(model):
+            with batch_statistics(model, momentum=1.0):
+                model(make_images(2))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
     assert equal(before, buffers(model))
 
 
