@@ -38,6 +38,7 @@ class Op:
         gradient: ``exact`` in the magnitude, or ``straight-through``: d(output)/d(magnitude) = 1
             for every pixel (Sec. 3.3 of the paper).
         noise: given the shape of the images, the shape of the standard normal draw it needs.
+        start: the magnitude that learning starts from.
         function: (images (n, C, H, W), magnitude (n,), draw or sign) -> images or thetas.
     """
 
@@ -49,6 +50,7 @@ class Op:
     gradient: Literal["exact", "straight-through"]
     noise: Callable[[Shape], Shape] | None
     function: Function
+    start: float = 0.5
 
     def theta(self, images: Tensor, magnitude: Tensor, sign: Tensor | None = None) -> Tensor:
         """Return the (n, 2, 3) theta of a geometric op, the identity of an intensity op."""
@@ -95,8 +97,9 @@ def _register(
     signed: bool = False,
     gradient: Literal["exact", "straight-through"] = "exact",
     noise: Callable[[Shape], Shape] | None = None,
+    start: float = 0.5,
 ) -> None:
-    OPS.register(name)(Op(name, kind, unit, identity, signed, gradient, noise, function))
+    OPS.register(name)(Op(name, kind, unit, identity, signed, gradient, noise, function, start))
 
 
 # ------------------------------------------------------------ geometric
@@ -159,6 +162,7 @@ _register(
     _rotation(-math.pi / 6, math.pi / 6),
     identity=0.5,
     signed=True,
+    start=0.98,  # the release always turns by 30 degrees, either way; from there it can be learned
 )
 _register(
     "MildRotate",

@@ -77,12 +77,14 @@ class AdversarialPolicy(nn.Module):
         self.raw_magnitudes = nn.Parameter(torch.zeros(len(combinations), size, device=device))
         self.generator = generator
         self.noise_generator = noise_generator
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Return to equal probabilities and magnitudes of 0.5."""
+        """Return to equal probabilities and the magnitudes that the ops start from."""
+        starts = torch.tensor([op.start for op in self.ops])
         with torch.no_grad():
             self.logits.zero_()
-            self.raw_magnitudes.zero_()
+            self.raw_magnitudes.copy_(torch.logit(starts)[self.sub_policies])
 
     @property
     def probabilities(self) -> Tensor:
