@@ -251,9 +251,11 @@ def test_predicting_with_views_moves_only_the_generator(statistics, make_tesla, 
 def test_volume_statistics_equal_one_forward_in_batch_mode(make_tesla, make_images, batch_mode_probs):
     method, images = make_tesla(predict_statistics="volume"), make_images(7, 48, 48)
     method.adapt(images[:4])
-    want = batch_mode_probs(copy.deepcopy(method.teacher), images)
-    assert torch.allclose(method.predict(images), want, atol=1e-4)
-    assert (eval_probs(copy.deepcopy(method.teacher), images) - want).abs().mean() > 0.01
+    in_batch_mode, under_its_statistics = batch_mode_probs(copy.deepcopy(method.teacher), images)
+    result = method.predict(images)
+    assert torch.allclose(result, under_its_statistics, atol=1e-5)
+    by_running = eval_probs(copy.deepcopy(method.teacher), images)
+    assert (result - in_batch_mode).abs().mean() < 0.2 * (by_running - in_batch_mode).abs().mean()
 
 
 def test_volume_statistics_by_hand(make_tesla, make_images):
