@@ -20,10 +20,12 @@ class Network(nn.Module, ABC):
 
     Subclasses set ``Params`` (a frozen parameter model) and ``divisor``, the size that H and W
     must divide by; other sizes are padded by edge replication and the logits cropped back.
+    ``example`` holds parameters of a small instance.
     """
 
     Params: ClassVar[type[Section]]
     summary: ClassVar[str]
+    example: ClassVar[dict[str, Any]] = {}
     divisor: int = 1
     minimum: int = 1
 

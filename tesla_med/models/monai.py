@@ -41,6 +41,11 @@ class MonaiNetwork(Network):
 
     Params = MonaiParams
     summary = "any 2-D network of monai.networks.nets by class name"
+    example = {
+        "class_name": "UNet",
+        "arguments": {"channels": [4, 8, 16], "strides": [2, 2], "norm": "batch"},
+        "divisor": 4,
+    }
 
     def __init__(self, network: nn.Module, divisor: int, classes: int) -> None:
         super().__init__()

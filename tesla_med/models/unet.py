@@ -72,6 +72,7 @@ class UNet(Network):
 
     Params = UNetParams
     summary = "2-D U-Net in the layout of the TeSLA release, any width"
+    example = {"width": 4}
     divisor = 16
     minimum = 32  # two pixels a side at the bottom, so that batch statistics exist
 

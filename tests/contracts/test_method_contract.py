@@ -1,0 +1,257 @@
+"""Every registered method keeps the contract under every protocol it names."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tesla_med.config import PROTOCOLS
+from tesla_med.errors import AdaptationError, ConfigError
+from tesla_med.tta import METHODS, MethodParams, TTAMethod
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+EVERY = pytest.mark.parametrize("name", METHODS.names())
+PAIRS = [(name, protocol) for name, method in METHODS.items() for protocol in method.protocols]
+EVERY_PAIR = pytest.mark.parametrize(("name", "protocol"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+
+
+def few_steps(name, protocol):
+    """Parameters that keep a run short."""
+    fields = METHODS.get(name).Params.model_fields
+    short = {"batch_slices": 4, "epochs": 2 if protocol.endswith("M") else 1}
+    short |= {key: 2 for key in ("weak_views", "policy_size") if key in fields}
+    return short
+
+
+class Cases:
+    """Slices of made-up cases, in place of a folder of files."""
+
+    def __init__(self, *cases):
+        self.cases = cases
+
+    def __iter__(self):
+        return iter(self.cases)
+
+    def batches(self, size):
+        yield from torch.split(torch.cat(self.cases), size)
+
+
+def drive(method, protocol, images, seen=None):
+    """Adapt as the protocol says and return the probabilities of the images."""
+    from tesla_med.driver import Driver
+
+    steps = {} if seen is None else seen
+    driver = Driver(method, protocol, "site", lambda number, scalars: steps.update({number: scalars}))
+    if driver.case_by_case:
+        assert driver.adapt_to_case(images)
+    else:
+        driver.adapt_to_site(Cases(images, images.flip(0)))
+        assert driver.finite
+    return method.predict(images)
+
+
+def check_probs(probs, images, classes=2):
+    assert probs.shape == (images.shape[0], classes, *images.shape[2:])
+    assert probs.dtype == torch.float32
+    assert torch.isfinite(probs).all()
+    assert probs.min() >= 0
+    assert torch.allclose(probs.sum(dim=1), torch.ones_like(probs[:, 0]), atol=1e-4)
+    assert not probs.requires_grad
+
+
+def test_there_are_methods():
+    assert {"source", "bn", "tesla"} <= set(METHODS.names())
+
+
+@EVERY
+def test_describes_itself(name):
+    method = METHODS.get(name)
+    assert issubclass(method, TTAMethod)
+    assert method.name == name
+    assert method.summary
+    assert "\n" not in method.summary
+    assert method.citation
+    assert method.protocols
+    assert set(method.protocols) <= set(PROTOCOLS)
+
+
+@EVERY
+def test_parameters_are_frozen_and_refuse_unknown_keys(name, make_tta):
+    kind = METHODS.get(name).Params
+    assert issubclass(kind, MethodParams)
+    with pytest.raises(ValidationError):
+        kind().epochs = 3
+    with pytest.raises(ConfigError, match=rf"methods\.{name}: unknown key 'no_such_key'.*Known: .*epochs"):
+        make_tta(name, no_such_key=1)
+    with pytest.raises(ConfigError, match=rf"methods\.{name}: key 'epochs': .*got 'many'"):
+        make_tta(name, epochs="many")
+
+
+@EVERY
+def test_sees_images_only(name):
+    method = METHODS.get(name)
+    for function in (method.adapt, method.predict):
+        assert list(inspect.signature(function).parameters) == ["self", "images"]
+
+
+@EVERY_PAIR
+@pytest.mark.parametrize(("count", "size"), [(6, (32, 32)), (1, (32, 32)), (3, (20, 23))])
+def test_probabilities(name, protocol, count, size, make_tta, make_images):
+    images = make_images(count, *size)
+    kept = images.clone()
+    method = make_tta(name, **few_steps(name, protocol))
+    steps = {}
+    check_probs(drive(method, protocol, images, steps), images)
+    assert torch.equal(images, kept)
+    assert list(steps) == list(range(len(steps)))
+    for scalars in steps.values():
+        assert all(isinstance(value, float) for value in scalars.values())
+
+
+@EVERY_PAIR
+def test_several_classes_and_channels(name, protocol, make_tta, make_network, make_images):
+    images = make_images(4, channels=3)
+    method = make_tta(name, make_network(3, 4), **few_steps(name, protocol))
+    check_probs(drive(method, protocol, images), images, 4)
+
+
+@EVERY_PAIR
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_constant_images(name, protocol, value, make_tta):
+    images = torch.full((3, 1, 32, 32), value)
+    check_probs(drive(make_tta(name, **few_steps(name, protocol)), protocol, images), images)
+
+
+@EVERY_PAIR
+def test_reset_is_exact(name, protocol, make_tta, make_images, same_state):
+    images = make_images(5)
+    method = make_tta(name, **few_steps(name, protocol))
+    initial = method.state_dict()
+    first = drive(method, protocol, images)
+    moved = not same_state(initial, method.state_dict())
+    assert moved == method.adapts
+    method.reset()
+    assert same_state(initial, method.state_dict())
+    assert torch.equal(first, drive(method, protocol, images))
+
+
+@EVERY_PAIR
+def test_runs_repeat_exactly(name, protocol, make_tta, make_images):
+    images = make_images(5)
+    results = []
+    for _ in range(2):
+        torch.rand(3)  # the global generator does not matter
+        results.append(drive(make_tta(name, **few_steps(name, protocol)), protocol, images))
+    assert torch.equal(*results)
+
+
+@EVERY_PAIR
+def test_a_saved_state_continues_exactly(name, protocol, make_tta, make_images):
+    images, params = make_images(5), few_steps(name, protocol)
+    method, other = make_tta(name, **params), make_tta(name, seed=9, **params)
+    drive(method, protocol, images)
+    other.load_state_dict(method.state_dict())
+    assert torch.equal(drive(method, protocol, images), drive(other, protocol, images))
+
+
+@EVERY_PAIR
+def test_the_deployed_network_repeats_the_prediction(name, protocol, make_tta, make_network, make_images):
+    images = make_images(5)
+    method = make_tta(name, **few_steps(name, protocol))
+    probs = drive(method, protocol, images)
+    plain = make_network(seed=3)
+    with method.deployed(images) as network:
+        plain.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        again = plain.eval()(2 * images - 1).softmax(dim=1)
+    assert torch.allclose(again, probs, atol=1e-4)
+
+
+@EVERY
+def test_the_given_network_is_not_touched(name, make_tta, make_network, make_images, same_state):
+    network = make_network()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    drive(make_tta(name, network, **few_steps(name, "N-O")), "N-O", make_images(4))
+    assert same_state(before, dict(network.state_dict()))
+
+
+@EVERY
+def test_cost_grows_with_the_slices(name, make_tta):
+    method = make_tta(name, **few_steps(name, "N-O"))
+    assert 0 < method.passes(4) < method.passes(40)
+
+
+@EVERY
+def test_a_network_without_batch_norm(name, make_tta, make_images):
+    from tesla_med.models.monai import MonaiNetwork, MonaiParams
+
+    arguments = {"channels": [4, 8], "strides": [2], "num_res_units": 1}
+    network = MonaiNetwork.build(MonaiParams(class_name="UNet", arguments=arguments, divisor=2), 1, 2)
+    images = make_images(3)
+    refusal = ""
+    try:
+        method = make_tta(name, network, **few_steps(name, "N-O"))
+    except AdaptationError as error:
+        refusal = str(error)
+    if refusal:
+        assert f"{name!r}" in refusal
+        assert "the model has 0 (" in refusal
+    else:
+        check_probs(drive(method, "N-O", images), images)
+
+
+# ------------------------------------------------------------ no labels
+
+
+class Untouchable(type(Path())):
+    """A path that must not be looked at."""
+
+    def _refuse(self, *_, **__):
+        raise AssertionError("a reference was touched")
+
+    open = exists = is_file = stat = read_bytes = read_text = __fspath__ = __str__ = _refuse
+
+
+@EVERY_PAIR
+def test_references_are_never_opened(name, protocol, make_tta, tmp_path):
+    import nibabel
+    import numpy as np
+
+    from tesla_med.config import Files, LabelClass, PipelineConfig, Preprocessing, SiteConfig
+    from tesla_med.datasets import CaseLoader, SiteSlices
+    from tesla_med.driver import Driver
+    from tesla_med.types import Case
+
+    pipeline = PipelineConfig(
+        name="made_up",
+        title="made up",
+        sites="made_up",
+        classes=(LabelClass(value=0, name="background"), LabelClass(value=1, name="thing")),
+        preprocessing=Preprocessing(size=(32, 32)),
+    )
+    site = SiteConfig(id="A", pipeline="made_up", institution="A", files=Files(image=("*.nii.gz",)))
+    generator = np.random.default_rng(0)
+    reference = Untouchable("reference.nii.gz")
+    with pytest.raises(AssertionError, match="a reference was touched"):
+        os.fspath(reference)
+    cases = []
+    for number in range(2):
+        path = tmp_path / f"case{number}.nii.gz"
+        array = generator.random((24, 20, 3), dtype=np.float32)
+        nibabel.save(nibabel.Nifti1Image(array, np.diag([1.0, 1.0, 3.0, 1.0])), path)
+        cases.append(Case(f"case{number}", path, (reference,)))
+    method = make_tta(name, **few_steps(name, protocol))
+    load = CaseLoader(site, pipeline)
+    driver = Driver(method, protocol, "site")
+    if not driver.case_by_case:
+        driver.adapt_to_site(SiteSlices(cases, load))
+    for case in cases:
+        images = load(case).prepared.images
+        if driver.case_by_case:
+            driver.adapt_to_case(images)
+        check_probs(method.predict(images), images)
