@@ -1,0 +1,279 @@
+"""The documentation says what the code does: tables, commands, options, fields and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+TASKS = ("prostate", "spinal_cord")
+RECIPES = ("", "_paper", "_released")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def table(columns, rows) -> str:
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def marked(page: str, name: str) -> str:
+    """Return what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", read(page), re.DOTALL)
+    assert found, f"{page} has no part marked {name}"
+    return found[1].strip()
+
+
+def section(text: str, heading: str) -> str:
+    """Return the text under the heading with exactly this title, up to the next of its level or above."""
+    found = re.search(rf"^(#+) `?{re.escape(heading)}`?$", text, re.MULTILINE)
+    assert found, f"no heading {heading!r}"
+    rest = text[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+# ------------------------------------------------------------ tables from the code
+
+
+def show(value) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def recipe_table() -> str:
+    """Return every parameter of TeSLA by recipe and protocol; where the cord differs, it says so."""
+    from tesla_med.configfiles import load_pipeline
+    from tesla_med.tta.tesla import TeSLAParams
+
+    columns, values = ["parameter"], []
+    for recipe, title in zip(RECIPES, ("default", "paper", "released"), strict=True):
+        for protocol in ("N-O", "N-M"):
+            columns.append(f"{title} {protocol}")
+            pair = []
+            for task in TASKS:
+                pipeline = load_pipeline(f"{task}{recipe}", roots=[ROOT])
+                params = TeSLAParams.model_validate(pipeline.method_params("tesla", protocol))
+                pair.append({**params.model_dump(), "reset": pipeline.reset_for(protocol)})
+            values.append(pair)
+    rows = []
+    for name in values[0][0]:
+        cells = []
+        for prostate, cord in values:
+            one, other = show(prostate[name]), show(cord[name])
+            cells.append(one if one == other else f"{one}; cord {other}")
+        rows.append([f"`{name}`", *cells])
+    return table(columns, rows)
+
+
+def op_table() -> str:
+    """Return every op with its range, identity, gradient, randomness, start and sets."""
+    from tesla_med.augment.ops import OP_SETS, OPS
+
+    rows = []
+    for name, op in sorted(OPS.items(), key=lambda item: (item[1].kind != "geometric", item[0])):
+        random = "sign" if op.signed else "noise" if op.noise is not None else "none"
+        sets = [f"`{key}`" for key, members in OP_SETS.items() if name in members]
+        identity = "none" if op.identity is None else show(op.identity)
+        rows.append([name, op.kind, op.unit, identity, op.gradient, random, show(op.start), ", ".join(sets)])
+    columns = ("op", "kind", "magnitude 0 to 1 becomes", "identity at", "gradient", "drawn", "start", "sets")
+    return table(columns, rows)
+
+
+def test_recipe_table_is_that_of_the_pipelines():
+    expected = recipe_table()
+    assert marked("docs/method/tesla.md", "recipes") == expected, f"the table should be\n\n{expected}\n"
+
+
+def test_op_table_is_that_of_the_registry():
+    expected = op_table()
+    assert marked("docs/method/augmentation.md", "ops") == expected, f"the table should be\n\n{expected}\n"
+
+
+@pytest.mark.shared
+def test_released_operations_agree_as_the_page_says(shared):
+    import numpy as np
+    import torch
+
+    from tesla_med.augment.ops import OP_SETS, OPS
+
+    stored = np.load(shared / "reference" / "policy_ops.npz")
+    image = torch.from_numpy(stored["image"]).float().reshape(1, 1, *stored["image"].shape[-2:])
+    for name in OP_SETS["released_mri"]:
+        for magnitude in (0.0, 0.25, 0.75, 1.0):
+            ours, theta = OPS.get(name)(image, torch.tensor([magnitude]))
+            key = f"{name}_{magnitude}"
+            theirs = torch.from_numpy(stored[f"{key}_image"]).float().reshape(ours.shape)
+            assert (ours - theirs).abs().max() < 1e-5, key
+            assert (theta - torch.from_numpy(stored[f"{key}_theta"]).float().reshape(1, 2, 3)).abs().max() < 1e-5
+
+
+# ------------------------------------------------------------ commands
+
+
+def commands():
+    """Return every command line of the Typer application, by its words."""
+    import typer.main
+
+    from tesla_med.cli import app
+
+    found = {}
+
+    def walk(command, words):
+        for name, item in getattr(command, "commands", {}).items():
+            walk(item, (*words, name))
+        if not hasattr(command, "commands"):
+            found[" ".join(words)] = command
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+def test_every_command_and_option_is_described():
+    text = read("docs/reference/commands.md")
+    for name, command in commands().items():
+        part = section(text, f"tesla-med {name}")
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                names = [option for option in parameter.opts if option != "--help"]
+            else:
+                names = [parameter.name.upper()]
+            for option in names:
+                assert f"`{option}" in part, f"commands.md does not describe {option} of {name}"
+
+
+def test_no_option_is_described_that_does_not_exist():
+    text = read("docs/reference/commands.md")
+    for name, command in commands().items():
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        rows = re.findall(r"^\| `(--[a-z-]+)", section(text, f"tesla-med {name}"), re.MULTILINE)
+        assert set(rows) <= known, f"{name} has no {set(rows) - known}"
+
+
+def command_lines():
+    """Return (page, words) of every ``tesla-med`` command line in a code block."""
+    lines = []
+    for page in PAGES:
+        for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                found = re.match(r"\s*(?:\$ )?tesla-med (.*)", line)
+                if found:
+                    lines.append((page, found[1].split("  #")[0].split(" | ")[0]))
+    return lines
+
+
+def test_command_lines_of_the_pages_use_existing_options():
+    found, lines = commands(), command_lines()
+    assert lines
+    for page, line in lines:
+        name = max((item for item in found if f"{line} ".startswith(f"{item} ")), key=len, default=None)
+        assert name or line in ("--help", "--version"), f"{page.name}: no such command: tesla-med {line}"
+        if name:
+            known = {option for parameter in found[name].params for option in parameter.opts} | {"--help"}
+            used = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", f" {line}"))
+            assert used <= known, f"{page.name}: {name} has no {used - known}"
+
+
+# ------------------------------------------------------------ configuration and outputs
+
+
+def sections_with_fields():
+    from tesla_med import config
+    from tesla_med.models.monai import MonaiParams
+    from tesla_med.models.unet import UNetParams
+    from tesla_med.tta import METHODS
+
+    models = [
+        item
+        for item in vars(config).values()
+        if isinstance(item, type) and issubclass(item, config.Section) and item is not config.Section
+    ]
+    params = [method.Params for _, method in METHODS.items()]
+    return [*models, UNetParams, MonaiParams, *params]
+
+
+@pytest.mark.parametrize("model", sections_with_fields(), ids=lambda model: model.__name__)
+def test_every_configuration_field_is_described(model):
+    part = section(read("docs/reference/configuration.md"), model.__name__)
+    rows = set(re.findall(r"^\| `([a-zA-Z_]+)`", part, re.MULTILINE))
+    inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", {})}
+    assert rows <= set(model.model_fields), f"{model.__name__} has no {rows - set(model.model_fields)}"
+    missing = set(model.model_fields) - inherited - rows
+    assert not missing, f"configuration.md does not describe {missing} of {model.__name__}"
+
+
+def test_columns_and_files_are_described():
+    from tesla_med.evaluate import COLUMNS as EVALUATE_COLUMNS
+    from tesla_med.reports.table import COLUMNS
+    from tesla_med.runs import PARTS, RunFolder
+    from tesla_med.train import OWN_FILES
+
+    text = read("docs/reference/outputs.md")
+    folder = RunFolder(Path())
+    makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
+    files = [str(make("<case>").as_posix()) for make in makers]
+    for name in (*COLUMNS, *EVALUATE_COLUMNS, *PARTS, *OWN_FILES, *files):
+        assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
+
+
+def test_statuses_are_described():
+    from typing import get_args
+
+    from tesla_med.types import Status
+
+    part = section(read("docs/reference/outputs.md"), "Status of a case")
+    for status in get_args(Status):
+        assert f"| `{status}` |" in part
+
+
+def test_registered_names_are_in_the_readme():
+    from tesla_med.configfiles import pipeline_files
+    from tesla_med.tta import METHODS
+
+    text = read("README.md")
+    for name in (*METHODS.names(), *pipeline_files([ROOT])):
+        assert f"`{name}`" in text
+
+
+def test_public_names_are_described():
+    import tesla_med
+
+    text = read("docs/how-to/use-from-python.md")
+    for name in tesla_med.__all__:
+        assert f"`{name}" in text, f"use-from-python.md does not describe {name}"
+
+
+# ------------------------------------------------------------ links
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{page.name}: {target} does not exist"
+        if anchor:
+            assert anchor in anchors(goal), f"{page.name}: {target} has no such heading"
+
+
+def test_every_page_is_reached_from_the_map():
+    linked = set(re.findall(r"\]\(([^)#\s]+\.md)", read("docs/README.md")))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert pages <= linked, f"docs/README.md does not link {pages - linked}"
