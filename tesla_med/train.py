@@ -75,7 +75,7 @@ def train_source(
     """Train the pipeline's network on every labelled case of ``sites``.
 
     Cases are split by subject, slices drawn with the pipeline's share of foreground, the loss is
-    Dice + cross-entropy, the optimiser AdamW with a cosine schedule. ``OUT`` receives
+    Dice + cross-entropy, the optimiser AdamW with a short warm-up and a cosine schedule. ``OUT`` receives
     ``source.safetensors`` (best validation Dice) with its card, the source statistics,
     ``last.pt``, ``train.json`` and ``tensorboard/``.
 

@@ -31,7 +31,7 @@ class TrainingRun:
             self.model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(step / train.steps, 1.0)))
+            self.optimizer, lambda step: _rate(step, train.steps)
         )
         self.loss = _loss()
         self.step, self.best, self.best_step = 0, -1.0, 0
@@ -130,10 +130,17 @@ class TrainingRun:
             raise CheckpointError(f"{path}: not a training state ({text}); use --overwrite") from None
 
 
+def _rate(step: int, steps: int) -> float:
+    """Return the share of the learning rate at ``step``: short linear warm-up, then a cosine to 0."""
+    warm_up = max(1, min(100, steps // 20))
+    return min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
+
+
 def _loss() -> Any:
     from monai.losses import DiceCELoss
 
-    return DiceCELoss(softmax=True, to_onehot_y=True)
+    # Dice of the foreground over the whole batch: small classes are not lost, empty slices count little.
+    return DiceCELoss(softmax=True, to_onehot_y=True, include_background=False, batch=True)
 
 
 def _difference(before: str, now: str) -> str:
