@@ -89,14 +89,24 @@ def op_table() -> str:
     return table(columns, rows)
 
 
-def test_recipe_table_is_that_of_the_pipelines():
-    expected = recipe_table()
-    assert marked("docs/method/tesla.md", "recipes") == expected, f"the table should be\n\n{expected}\n"
+TABLES = {
+    "recipes": ("docs/method/tesla.md", recipe_table),
+    "ops": ("docs/method/augmentation.md", op_table),
+}
 
 
-def test_op_table_is_that_of_the_registry():
-    expected = op_table()
-    assert marked("docs/method/augmentation.md", "ops") == expected, f"the table should be\n\n{expected}\n"
+@pytest.mark.parametrize("name", TABLES)
+def test_generated_tables_are_up_to_date(name):
+    page, make = TABLES[name]
+    expected = make()
+    assert marked(page, name) == expected, f"run python tests/test_docs.py; it should be\n\n{expected}\n"
+
+
+def write_tables() -> None:
+    """Write the generated tables into their pages."""
+    for name, (page, make) in TABLES.items():
+        text = read(page)
+        (ROOT / page).write_text(text.replace(marked(page, name), make()), encoding="utf-8")
 
 
 @pytest.mark.shared
@@ -277,3 +287,7 @@ def test_every_page_is_reached_from_the_map():
     linked = set(re.findall(r"\]\(([^)#\s]+\.md)", read("docs/README.md")))
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
     assert pages <= linked, f"docs/README.md does not link {pages - linked}"
+
+
+if __name__ == "__main__":
+    write_tables()
