@@ -128,6 +128,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 for protocol in options.protocols:
                     cell = (task, site_id, recipe, protocol)
                     rows += measure_cell(*cell, model, reader, cases, device, options)
+                    save(rows, options)
     return rows
 
 
@@ -178,6 +179,20 @@ def measure_cell(
     return rows
 
 
+def save(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write what has been measured so far, so that a run cut short keeps it."""
+    if options.out is None:
+        return
+    content = {
+        "command": " ".join(["python", "benchmarks/reference.py", *sys.argv[1:]]),
+        "device": device_name(default_device(options.device)),
+        "precision": options.precision,
+        "versions": versions(),
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return mean and range over seeds as a table."""
     lines = [
@@ -220,17 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.recipes, options.limit = ["source"], 2
-    rows = measure(options)
-    print(summary(rows))
-    if options.out is not None:
-        content = {
-            "command": " ".join(["python", "benchmarks/reference.py", *sys.argv[1:]]),
-            "device": device_name(default_device(options.device)),
-            "precision": options.precision,
-            "versions": versions(),
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(summary(measure(options)))
 
 
 if __name__ == "__main__":
