@@ -154,7 +154,7 @@ def test_every_command_and_option_is_described():
         part = section(text, f"tesla-med {name}")
         for parameter in command.params:
             if parameter.param_type_name == "option":
-                names = [option for option in parameter.opts if option != "--help"]
+                names = [option for option in parameter.opts if option.startswith("--") and option != "--help"]
             else:
                 names = [parameter.name.upper()]
             for option in names:
@@ -214,7 +214,8 @@ def sections_with_fields():
 @pytest.mark.parametrize("model", sections_with_fields(), ids=lambda model: model.__name__)
 def test_every_configuration_field_is_described(model):
     part = section(read("docs/reference/configuration.md"), model.__name__)
-    rows = set(re.findall(r"^\| `([a-zA-Z_]+)`", part, re.MULTILINE))
+    first_cells = re.findall(r"^\| (`[^|]+) \|", part, re.MULTILINE)
+    rows = {name for cell in first_cells for name in re.findall(r"`([a-zA-Z_]+)`", cell)}
     inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", {})}
     assert rows <= set(model.model_fields), f"{model.__name__} has no {rows - set(model.model_fields)}"
     missing = set(model.model_fields) - inherited - rows
