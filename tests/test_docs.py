@@ -124,7 +124,9 @@ def test_released_operations_agree_as_the_page_says(shared):
             key = f"{name}_{magnitude}"
             theirs = torch.from_numpy(stored[f"{key}_image"]).float().reshape(ours.shape)
             assert (ours - theirs).abs().max() < 1e-5, key
-            assert (theta - torch.from_numpy(stored[f"{key}_theta"]).float().reshape(1, 2, 3)).abs().max() < 1e-5
+            assert (
+                theta - torch.from_numpy(stored[f"{key}_theta"]).float().reshape(1, 2, 3)
+            ).abs().max() < 1e-5
 
 
 # ------------------------------------------------------------ commands
@@ -154,7 +156,9 @@ def test_every_command_and_option_is_described():
         part = section(text, f"tesla-med {name}")
         for parameter in command.params:
             if parameter.param_type_name == "option":
-                names = [option for option in parameter.opts if option.startswith("--") and option != "--help"]
+                names = [
+                    option for option in parameter.opts if option.startswith("--") and option != "--help"
+                ]
             else:
                 names = [parameter.name.upper()]
             for option in names:
