@@ -168,7 +168,6 @@ def passes_through(model, method, images, images_seen):
     """How each forward of ``model`` in one update moves its first norm's running mean."""
     rows = []
     layer = norm_layers(model)[0]
-    first = model.inc.double_conv[0]
 
     def before(module, inputs):
         rows.append([layer.running_mean.clone(), inputs[0].clone()])
@@ -176,7 +175,7 @@ def passes_through(model, method, images, images_seen):
     def after(module, inputs, output):
         rows[-1].append(not torch.equal(rows[-1][0], layer.running_mean))
 
-    handles = [first.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    handles = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
     method.adapt(images)
     for handle in handles:
         handle.remove()

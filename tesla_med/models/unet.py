@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tesla_med.config import Section
 from tesla_med.models.base import MODELS, Network
@@ -21,21 +22,61 @@ class UNetParams(Section):
     width: int = Field(64, ge=1, description="channels of the first level")
 
 
+class _ShiftedBatchNorm(nn.BatchNorm2d):
+    """Batch norm of ``features + shift`` that never forms the sum.
+
+    The convolutions before the norms have biases. Batch statistics take a bias out again, and
+    running ones can be shifted instead, so adding it to every pixel is a pass over memory for nothing.
+    Running statistics come out as if it had been added.
+    """
+
+    def forward(self, features: Tensor, shift: Tensor | None = None) -> Tensor:
+        if shift is None or self.running_mean is None:
+            return super().forward(features)
+        mean = self.running_mean - shift.detach()
+        # Batch statistics leave the bias no say, so its gradient is zero; it is there all the same.
+        offset = self.bias + 0.0 * shift if torch.is_grad_enabled() and shift.requires_grad else self.bias
+        output = functional.batch_norm(
+            features,
+            mean,
+            self.running_var,
+            self.weight,
+            offset,
+            self.training,
+            0.1 if self.momentum is None else self.momentum,
+            self.eps,
+        )
+        if self.training:
+            self.running_mean.copy_(mean + shift.detach())
+        return output
+
+
 class _DoubleConv(nn.Module):
     def __init__(self, inputs: int, outputs: int, middle: int | None = None) -> None:
         super().__init__()
         middle = middle or outputs
         self.double_conv = nn.Sequential(
             nn.Conv2d(inputs, middle, 3, padding=1),
-            nn.BatchNorm2d(middle),
+            _ShiftedBatchNorm(middle),
             nn.ReLU(inplace=True),
             nn.Conv2d(middle, outputs, 3, padding=1),
-            nn.BatchNorm2d(outputs),
+            _ShiftedBatchNorm(outputs),
             nn.ReLU(inplace=True),
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.double_conv(features)  # type: ignore[no-any-return]
+        layers = self.double_conv
+        features = layers[2](_normalised(features, layers[0], layers[1]))
+        return layers[5](_normalised(features, layers[3], layers[4]))  # type: ignore[no-any-return]
+
+
+def _normalised(features: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
+    """Convolve and normalise; with running statistics and gradients the bias has one, so it is added."""
+    assert isinstance(conv, nn.Conv2d)  # noqa: S101 - for the type checker
+    if torch.is_grad_enabled() and not norm.training:
+        return norm(conv(features))  # type: ignore[no-any-return]
+    plain = functional.conv2d(features, conv.weight, None, padding=1)
+    return norm(plain, conv.bias)  # type: ignore[no-any-return]
 
 
 class _Down(nn.Module):

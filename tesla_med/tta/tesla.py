@@ -101,7 +101,12 @@ class TeSLA(TTAMethod):
             p.op_set, p.policy_size, self.generator, self.noise_generator, self.context.device
         )
         trainable = [item for item in self.student.parameters() if item.requires_grad]
-        self.optimizer = torch.optim.AdamW(trainable, lr=p.learning_rate, weight_decay=p.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            trainable,
+            lr=p.learning_rate,
+            weight_decay=p.weight_decay,
+            fused=self.context.device.type == "cuda" or None,
+        )
         self.policy_optimizer = self._make_policy_optimizer()
         self.epoch = 0
 
@@ -289,13 +294,30 @@ class TeSLA(TTAMethod):
         self.epoch = copy.copy(state["epoch"])
 
 
+class _MeanTap(torch.autograd.Function):
+    """The identity and the spatial mean of each channel, with one pass over memory backward."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.pixels = features.shape[2] * features.shape[3]
+        return features.view_as(features), features.mean(dim=(2, 3), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, passed: Tensor, mean: Tensor) -> Tensor:
+        share = (mean / ctx.pixels).to(passed.dtype)
+        gradient: Tensor = passed + share[:, :, None, None]
+        return gradient
+
+
 @contextmanager
 def activations(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the spatial mean of each channel at the input of every batch norm, (n, C) a layer."""
     means: list[Tensor] = []
 
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        means.append(inputs[0].float().mean(dim=(2, 3)))
+    def keep(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        passed, mean = _MeanTap.apply(inputs[0])
+        means.append(mean)
+        return (passed, *inputs[1:])
 
     handles = [layer.register_forward_pre_hook(keep) for layer in norm_layers(model)]
     try:
@@ -328,6 +350,6 @@ def clip_each(model: nn.Module, limit: float) -> None:
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not gradients:
         return
-    norms = torch._foreach_norm(gradients)
-    factors = [(limit / (norm + 1e-6)).clamp_max(1.0) for norm in norms]
-    torch._foreach_mul_(gradients, factors)
+    norms = torch.stack(torch._foreach_norm(gradients))
+    factors = (limit / (norms + 1e-6)).clamp_max(1.0)
+    torch._foreach_mul_(gradients, list(factors.unbind()))
