@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tesla_med import scoring
 from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, read_ahead
+from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
 from tesla_med.driver import Driver
-from tesla_med.errors import OutputError, TeslaMedError
+from tesla_med.errors import OutputError
 from tesla_med.files import output_lock
 from tesla_med.io import write_map, write_mask
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
-from tesla_med.reports.base import Report, RunContext, make_reports
+from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
 from tesla_med.runs import RunFolder
 from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress
 
@@ -138,17 +137,23 @@ def adapt_site(
 def run_plan(
     plan: Plan, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
 ) -> SiteResult:
-    """Carry out a plan; see :func:`adapt_site`."""
+    """Carry out a plan; see :func:`adapt_site`.
+
+    Whatever can be found wrong is found before the output folder is touched.
+    """
     folder = RunFolder(plan.out)
+    run = _Run(plan, folder, progress or (lambda *_: None))
+    inputs = (plan.folder, plan.weights)
+    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
     with output_lock(plan.out):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
-        return _Run(plan, folder, resume, progress or (lambda *_: None)).execute()
+        return run.execute(resume)
 
 
 class _Run:
     """One run while it goes on."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, resume: bool, progress: Progress) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress) -> None:
         self.plan = plan
         self.folder = folder
         self.progress = progress
@@ -159,27 +164,31 @@ class _Run:
         self.results: dict[str, CaseResult] = {}
         self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
         self.independent = plan.reset == "case" or not self.method.adapts
-        if resume and self.independent:
-            found = {case.name: folder.finished(case.name) for case in plan.cases}
-            self.results = {name: result for name, result in found.items() if result is not None}
         self.reports: list[Report] = []
+        for name in plan.pipeline.reports:
+            REPORTS.get(name)
 
-    def execute(self) -> SiteResult:
-        """Do every case, write the reports."""
+    def execute(self, resume: bool) -> SiteResult:
+        """Do every case that is not done, write the reports."""
         plan = self.plan
+        if resume and self.independent:
+            found = [self.folder.finished(case, self._extras(case)) for case in plan.cases]
+            self.results = {result.case: result for result in found if result is not None}
+        todo = [case for case in plan.cases if case.name not in self.results]
+        for case in todo:
+            self.folder.discard(case.name)
         self.folder.write_manifest(plan.settings(), self.manifest, [], complete=False)
         self.folder.write_labels(plan.pipeline)
         self.reports = make_reports(plan.pipeline.reports, self._context())
         for result in self.results.values():
             self._tell(result, None)
-        todo = [case for case in plan.cases if case.name not in self.results]
         if not self.driver.case_by_case:
             self.driver.adapt_to_site(SiteSlices(todo, self.load), progress=self.progress)
         self.progress("cases", len(self.results), len(plan.cases))
         for loaded in read_ahead(todo, self.load):
             self._do_case(loaded)
             self.progress("cases", len(self.results), len(plan.cases))
-        if self.method.adapts and not self.independent:
+        if not self.independent and any(item.used == "adapted" for item in self.results.values()):
             self._save_checkpoint("adapted", None)
         results = [self.results[case.name] for case in plan.cases]
         files = [path for report in self.reports for path in report.finish(results)]
@@ -200,6 +209,12 @@ class _Run:
             notes=plan.notes,
         )
 
+    def _extras(self, case: Case) -> list[Path]:
+        """Return what a finished case has besides its masks."""
+        plan, folder = self.plan, self.folder
+        wanted = ((plan.save_probs, folder.probs), (plan.save_uncertainty, folder.uncertainty))
+        return [path(case.name) for asked, path in wanted if asked]
+
     # ------------------------------------------------------------ one case
 
     def _do_case(self, loaded: LoadedCase | Failure) -> None:
@@ -211,9 +226,11 @@ class _Run:
             result, view = self._process(loaded)
         except OutputError:
             raise
-        except TeslaMedError as error:
-            log.warning("%s: %s", loaded.case.name, error)
-            result = self._result(loaded.case, status="failed", used="source", reason=str(error))
+        except Exception as error:  # whatever is wrong with one case, the others go on
+            reason = str(case_error(loaded.case, error))
+            log.warning("%s: %s", loaded.case.name, reason)
+            self.folder.discard(loaded.case.name)
+            result = self._result(loaded.case, status="failed", used="source", reason=reason)
         result = result.model_copy(update={"seconds": time.perf_counter() - start})
         self.folder.keep(result)
         self.results[result.case] = result
@@ -279,14 +296,13 @@ class _Run:
         source = self._restore(loaded, self.source.predict(images))
         if not self.method.adapts:
             return source, source, "source", ""
-        finite = self.driver.adapt_to_case(images) if self.driver.case_by_case else self.driver.finite
-        probs = self.method.predict(images)
-        if not finite or not bool(torch.isfinite(probs).all()):
-            self.method.reset()
+        probs = self.driver.adapt_and_predict(images)
+        if probs is None:
             return source, source, "source", "adaptation gave values that are not finite; source mask kept"
+        adapted = self._restore(loaded, probs)
         if self.plan.reset == "case":
             self._save_checkpoint(loaded.case.name, images)
-        return source, self._restore(loaded, probs), "adapted", ""
+        return source, adapted, "adapted", ""
 
     def _restore(self, loaded: LoadedCase, probs: Tensor) -> Prediction:
         assert loaded.prepared is not None  # noqa: S101 - a blank case never gets here
@@ -315,6 +331,8 @@ class _Run:
             "method": plan.method,
             "protocol": plan.protocol,
             "seed": plan.seed,
+            "updates": self.method.steps,
+            "predict": self.method.deployed_params(images),
             "parent_sha256": plan.weights_sha256,
         }
         sites = plan.card.training_sites if plan.card is not None else ()

@@ -5,7 +5,9 @@ Exit codes: 0 all done; 1 some cases failed or are unscored; 2 usage, configurat
 
 from __future__ import annotations
 
+import io
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,7 @@ from tesla_med import __version__
 from tesla_med.console import Screen, change, percent
 from tesla_med.errors import ConfigError, DataError, TeslaMedError
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="tesla-med",
     no_args_is_help=True,
@@ -54,24 +57,45 @@ Set = Annotated[
 
 def main() -> None:
     """Entry point of the ``tesla-med`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold what a terminal cannot show
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; used in-process by the tests."""
     try:
-        app(list(arguments), prog_name="tesla-med")
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except KeyboardInterrupt:
-        sys.stderr.write("Interrupted; finished cases are complete, --resume goes on.\n")
-        return 130
+        code = app(list(arguments), prog_name="tesla-med", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except TeslaMedError as error:
-        if "--json" in arguments:
-            Screen(as_json=True).result({"error": {"kind": type(error).__name__, "message": str(error)}})
-        sys.stderr.write(f"Error: {error}\n")
-        return 2
-    return 0
+        return _error(arguments, type(error).__name__, str(error), 2)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # wrong usage; the class differs between releases of typer
+            return _usage_error(arguments, error)
+        if {"--verbose", "-v"} & set(arguments):
+            traceback.print_exception(error)
+        text = f"unexpected {type(error).__name__}: {error}; --verbose shows where it happened"
+        return _error(arguments, type(error).__name__, text, 1)
+    if code == INTERRUPTED:
+        return _error(arguments, "Interrupted", "interrupted; what is finished is complete", INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _error(arguments: Sequence[str], kind: str, message: str, code: int) -> int:
+    """Say what went wrong, as JSON too where that was asked for, and return the exit code."""
+    if "--json" in arguments:
+        Screen(as_json=True).result({"error": {"kind": kind, "message": message}})
+    sys.stderr.write(f"Error: {message}\n")
+    return code
+
+
+def _usage_error(arguments: Sequence[str], error: Any) -> int:
+    if "--json" in arguments:
+        Screen(as_json=True).result({"error": {"kind": "UsageError", "message": error.format_message()}})
+    error.show(sys.stderr)
+    return 2
 
 
 def _version(value: bool) -> None:
@@ -368,7 +392,7 @@ def tensorboard(
 # ------------------------------------------------------------ looking
 
 
-@sites_app.command("list")
+@sites_app.command("list", epilog="Example: tesla-med sites list --json")
 def sites_list(as_json: Json = False) -> None:
     """List every site configuration."""
     from tesla_med.configfiles import load_site, site_files, site_folders
@@ -380,7 +404,7 @@ def sites_list(as_json: Json = False) -> None:
     screen.result({"sites": [item.model_dump(mode="json") for item in sites]})
 
 
-@sites_app.command("show")
+@sites_app.command("show", epilog="Example: tesla-med sites show prostate/F")
 def sites_show(site: Annotated[str, typer.Argument(help="Site.")], as_json: Json = False) -> None:
     """Show one site configuration with every default filled in."""
     from tesla_med.configfiles import load_site

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config import PipelineConfig, SiteConfig
-from tesla_med.errors import TeslaMedError
+from tesla_med.errors import DataError, TeslaMedError
 from tesla_med.files import sha256
 from tesla_med.io import read_region_mask, read_volume
 from tesla_med.transforms import PreparedCase, Preprocessor
@@ -75,7 +75,7 @@ class CaseLoader:
 def read_ahead(cases: Sequence[Case], load: Callable[[Case], LoadedCase]) -> Iterator[LoadedCase | Failure]:
     """Yield every case in order, reading the next one while the present one is worked on.
 
-    What cannot be used comes as a :class:`Failure`, so that the others go on.
+    What cannot be used comes as a :class:`Failure`, whatever the reason, so that the others go on.
     """
     if not cases:
         return
@@ -83,8 +83,8 @@ def read_ahead(cases: Sequence[Case], load: Callable[[Case], LoadedCase]) -> Ite
     def attempt(case: Case) -> LoadedCase | Failure:
         try:
             return load(case)
-        except TeslaMedError as error:
-            return Failure(case, error)
+        except Exception as error:
+            return Failure(case, case_error(case, error))
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead") as pool:
         coming = pool.submit(attempt, cases[0])
@@ -93,6 +93,19 @@ def read_ahead(cases: Sequence[Case], load: Callable[[Case], LoadedCase]) -> Ite
             if index + 1 < len(cases):
                 coming = pool.submit(attempt, cases[index + 1])
             yield loaded
+
+
+def case_error(case: Case, error: Exception) -> TeslaMedError:
+    """Return ``error`` if it speaks for itself, else one that names the file and the kind of error."""
+    if isinstance(error, TeslaMedError):
+        return error
+    log.info("%s", case.image, exc_info=error)
+    text = f"{case.image}: unexpected {type(error).__name__}: {str(error) or 'no details'}"
+    if isinstance(error, MemoryError):
+        text = f"{case.image}: not enough memory for this case ({error})"
+    named = DataError(f"{text}; --verbose shows where it happened")
+    named.__cause__ = error
+    return named
 
 
 class SiteSlices:

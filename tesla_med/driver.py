@@ -22,7 +22,7 @@ class Driver:
         method: the method.
         protocol: O: each case is adapted to when it comes; M: several passes over the site first.
         reset: ``case``: every case starts from the source model, whatever the protocol.
-        on_step: called with the number of each update and its scalars.
+        on_step: called with the number of each update, rising over the whole run, and its scalars.
 
     Attributes:
         case_by_case: whether adaptation happens case by case.
@@ -37,6 +37,7 @@ class Driver:
         self.on_step = on_step
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
+        self._told = 0
 
     def adapt_to_site(self, slices: SiteSlices, progress: Progress = lambda *_: None) -> None:
         """Pass over the slices of the whole site as often as the method says."""
@@ -53,7 +54,28 @@ class Driver:
             progress("passes over the site", epoch, params.epochs)
             self.method.start_epoch(epoch, batches())
             self.finite &= self._note([self.method.adapt(batch) for batch in batches()])
+        if not self.finite:
+            self.method.reset()
         progress("passes over the site", params.epochs, params.epochs)
+
+    def adapt_and_predict(self, images: Tensor) -> Tensor | None:
+        """Return probabilities (N, L, H, W) of one case, adapted to first where cases are.
+
+        None where a loss or a probability is not finite. Then, as after an exception, what the case
+        did to the method is undone by going back to the source model.
+        """
+        if not self.case_by_case:
+            probs = self.method.predict(images) if self.finite else None
+            return probs if probs is not None and _finite(probs) else None
+        try:
+            probs = self.method.predict(images) if self.adapt_to_case(images) else None
+        except Exception:
+            self.method.reset()
+            raise
+        if probs is None or not _finite(probs):
+            self.method.reset()
+            return None
+        return probs
 
     def adapt_to_case(self, images: Tensor) -> bool:
         """Adapt to the slices (N, C, H, W) of one case; return whether every loss was finite."""
@@ -74,10 +96,14 @@ class Driver:
         names = list(steps[0])
         rows = [[torch.as_tensor(step[name]).float().reshape(()) for name in names] for step in steps]
         table = torch.stack([torch.stack(row) for row in rows]).cpu()
-        first = self.method.steps - len(steps)
         for index, values in enumerate(table.tolist()):
             scalars = dict(zip(names, values, strict=True))
             if index == len(steps) - 1:
                 scalars |= self.method.record()
-            self.on_step(first + index, scalars)
+            self.on_step(self._told, scalars)
+            self._told += 1
         return bool(torch.isfinite(table).all())
+
+
+def _finite(probs: Tensor) -> bool:
+    return bool(torch.isfinite(probs).all())

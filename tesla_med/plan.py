@@ -6,22 +6,26 @@ import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tesla_med.cases import find_cases
-from tesla_med.config import Files, PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.configfiles import load_pipeline, load_site, site_files
+from tesla_med.config import Files, PipelineConfig, Protocol, Reset, Section, SiteConfig
+from tesla_med.configfiles import apply_overrides, load_pipeline, load_site, site_files, validate
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.files import sha256
 from tesla_med.models.base import Network, default_device
 from tesla_med.models.checkpoint import ModelCard, versions
 from tesla_med.models.loading import load_model
+from tesla_med.registry import unknown_name
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 from tesla_med.types import Case
 
+S = TypeVar("S", bound=Section)
 log = logging.getLogger(__name__)
+RESETS: tuple[Reset, ...] = ("never", "site", "case")
+NO_SITE = "every_image"
 NOT_A_DEVICE = "Not a medical device: for research use only."
 
 
@@ -87,7 +91,13 @@ class Plan:
             ConfigError: its parameters do not fit.
             AdaptationError: it cannot adapt this model.
         """
-        return make_method(name, self.model, self.pipeline.method_params(name, self.protocol), self.context)
+        return make_method(name, self.model, self.method_params(name), self.context)
+
+    def method_params(self, name: str) -> dict[str, Any]:
+        """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
+        params = self.pipeline.method_params(name, self.protocol)
+        needed = self.card.extra.get("predict", {}) if self.card is not None and name == "source" else {}
+        return {**needed, **params}
 
     def settings(self) -> dict[str, Any]:
         """Return everything that must be the same for a run to be resumed."""
@@ -107,7 +117,7 @@ class Plan:
 
     def manifest(self) -> dict[str, Any]:
         """Return what a reader needs to judge and repeat the run."""
-        params = self.pipeline.method_params(self.method, self.protocol)
+        params = self.method_params(self.method)
         method = METHODS.get(self.method)
         return {
             "notice": NOT_A_DEVICE,
@@ -148,10 +158,13 @@ def make_plan(
     Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
     """
     place = default_device(device)
+    if reset is not None and reset not in RESETS:
+        raise ConfigError(unknown_name("reset", reset, list(RESETS)))
     site_config, pipeline_config = resolve(site, pipeline, overrides, weights)
     chosen = method or pipeline_config.method
     chosen_protocol = _protocol(chosen, protocol or pipeline_config.protocol)
-    found = find_cases(Path(volumes), site_config, other_sites(site_config))
+    others = other_sites(site_config) if site is not None else []
+    found = find_cases(Path(volumes), site_config, others)
     path = _weights_path(weights, site_config)
     loaded = load_model(path, pipeline_config, overrides)
     for text in loaded.warnings:
@@ -195,11 +208,17 @@ def resolve(
         pipeline = _pipeline_of_card(weights)
     if isinstance(pipeline, str):
         pipeline = load_pipeline(pipeline, overrides)
-    if site is None:
-        assert pipeline is not None  # noqa: S101 - set above
-        site = SiteConfig(id="volumes", pipeline=pipeline.sites, institution="", files=Files(image=("*",)))
-    elif isinstance(site, str):
+    elif pipeline is not None:
+        pipeline = _override(pipeline, [text for text in overrides if not text.startswith("site.")])
+    if isinstance(site, str):
         site = load_site(site, pipeline.sites if pipeline is not None else None, overrides)
+    else:
+        if site is None:
+            assert pipeline is not None  # noqa: S101 - set above
+            files = Files(image=("*",))
+            site = SiteConfig(id=NO_SITE, pipeline=pipeline.sites, institution="", files=files)
+        own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
+        site = _override(site, own)
     if pipeline is None:
         pipeline = load_pipeline(site.pipeline, overrides)
     if site.pipeline != pipeline.sites:
@@ -208,6 +227,14 @@ def resolve(
             f"which serves site_configs/{pipeline.sites}"
         )
     return site, pipeline
+
+
+def _override(config: S, overrides: list[str]) -> S:
+    """Return a loaded configuration with ``key=value`` texts applied."""
+    if not overrides:
+        return config
+    content = apply_overrides(config.model_dump(), overrides)
+    return validate(type(config), content, f"--set {' '.join(overrides)}")
 
 
 def _pipeline_of_card(weights: str | Path | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from tesla_med.config import PipelineConfig
-from tesla_med.errors import OutputError
-from tesla_med.files import LOCK_NAME, write_json
-from tesla_med.types import CaseResult
+from tesla_med.errors import OutputError, TeslaMedError
+from tesla_med.files import LOCK_NAME, sha256, write_json
+from tesla_med.io import read_mask
+from tesla_med.types import Case, CaseResult
 
 RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"
@@ -65,19 +65,32 @@ class RunFolder:
 
     # ------------------------------------------------------------ opening
 
-    def prepare(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Make the folder ready for a run with ``settings``.
+    def check(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        resume: bool,
+        overwrite: bool,
+        inputs: Sequence[Path] = (),
+    ) -> None:
+        """Check, without writing, that a run with ``settings`` may use the folder.
+
+        Args:
+            settings: of the run.
+            resume: go on with what is there.
+            overwrite: replace what is there.
+            inputs: files and folders that the run reads, which overwriting must not remove.
 
         Raises:
             OutputError: it holds something and neither flag was given, it holds something that is
-                not a run, the settings to resume differ, or it cannot be written.
+                not a run, the settings to resume differ, or an input lies in what would be replaced.
         """
         if resume and overwrite:
             raise OutputError("give either --resume or --overwrite, not both")
         if self.out.exists() and not self.out.is_dir():
             raise OutputError(f"{self.out}: is a file, not a folder; choose another --out")
         content = [item for item in self._content() if item.name != LOCK_NAME]
-        if content and not (self.out / RUN_FILE).is_file():
+        if content and not self._is_run():
             names = ", ".join(sorted(item.name for item in content)[:5])
             raise OutputError(
                 f"{self.out}: holds files that are not a run of tesla-med ({names}); choose another --out"
@@ -90,8 +103,30 @@ class RunFolder:
         if content and resume:
             self._check_settings(settings)
         elif content:
+            for path in inputs:
+                if any(path.resolve().is_relative_to((self.out / part).resolve()) for part in PARTS):
+                    raise OutputError(
+                        f"{self.out}: not replaced, the run would read {path} in it; choose another --out"
+                    )
+
+    def prepare(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready for a run with ``settings``: clear it to overwrite, try to write.
+
+        Raises:
+            OutputError: as :meth:`check`, or it cannot be written.
+        """
+        self.check(settings, resume=resume, overwrite=overwrite)
+        if overwrite:
             self._clear()
         self._write_check()
+
+    def _is_run(self) -> bool:
+        """Whether run.json is there and of this package."""
+        try:
+            content = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and isinstance(content.get("settings"), dict)
 
     def _content(self) -> list[Path]:
         try:
@@ -100,10 +135,7 @@ class RunFolder:
             raise OutputError(f"{self.out}: cannot be read: {error.strerror}") from None
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
-        try:
-            before = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))["settings"]
-        except (OSError, ValueError, KeyError) as error:
-            raise OutputError(f"{self.out / RUN_FILE}: cannot be read, so not resumed: {error}") from None
+        before = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))["settings"]
         now = json.loads(json.dumps(settings))
         changed = [
             f"{key}: {_short(before.get(key))} then, {_short(now.get(key))} now"
@@ -144,16 +176,36 @@ class RunFolder:
         """Record a finished case; written last, so that what it names is complete."""
         write_json(self.done(result.case), result.model_dump(mode="json"))
 
-    def finished(self, name: str) -> CaseResult | None:
-        """Return the record of a case whose mask is there, else None."""
+    def finished(self, case: Case, extras: Sequence[Path] = ()) -> CaseResult | None:
+        """Return the record of a case that need not be done again, else None.
+
+        It must have been scored if it has a reference, its image must be unchanged, both masks must
+        be readable, and ``extras`` must exist.
+        """
         try:
-            content = json.loads(self.done(name).read_text(encoding="utf-8"))
+            content = json.loads(self.done(case.name).read_text(encoding="utf-8"))
             result = CaseResult.model_validate(content)
-        except (OSError, ValueError, ValidationError):
+            if result.status in ("failed", "unscored") or result.input_sha256 != sha256(case.image):
+                return None
+            read_mask(self.mask(case.name))
+            read_mask(self.source_mask(case.name))
+        except (OSError, ValueError, ValidationError, TeslaMedError):
             return None
-        if result.status == "failed" or not self.mask(name).is_file() or not self.source_mask(name).is_file():
-            return None
-        return result
+        return result if all(path.is_file() for path in extras) else None
+
+    def discard(self, name: str) -> None:
+        """Remove every file of a case, so that none of an earlier attempt is taken for a new one.
+
+        Raises:
+            OutputError: a file cannot be removed.
+        """
+        weights = self.checkpoint(name)
+        maps = (self.probs(name), self.uncertainty(name), weights, weights.with_suffix(".json"))
+        for path in (self.done(name), self.mask(name), self.source_mask(name), *maps):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from None
 
     def write_manifest(
         self,
@@ -190,12 +242,6 @@ class RunFolder:
         """Write masks/labels.json: value, name and colour of every class."""
         content = {"labels": [item.model_dump(mode="json") for item in pipeline.classes]}
         write_json(self.out / "masks" / "labels.json", content)
-
-
-def fingerprint(content: Any) -> str:
-    """Return a short hash of JSON-able content."""
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ Called after a case's mask is final, so that nothing here can reach a method.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from tesla_med.errors import DataError
 from tesla_med.io import read_reference
 from tesla_med.nifti import axis_affine
 from tesla_med.types import Case, ClassScore, IntArray, Prediction, Volume
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,34 @@ def score(
     site: SiteConfig,
     pipeline: PipelineConfig,
 ) -> Scored:
-    """Score a case where it has a reference; else give volumes only."""
+    """Score a case where it has a reference; else give volumes only.
+
+    The masks are written by then, so whatever goes wrong here leaves the case unscored and no more.
+    """
+    try:
+        return _score(case, volume, source, adapted, site, pipeline)
+    except Exception as error:
+        log.info("%s", case.image, exc_info=error)
+        kind = f"{type(error).__name__}: {str(error) or 'no details'}"
+        return Scored((), None, None, f"{case.image}: could not be scored ({kind})")
+
+
+def _score(
+    case: Case,
+    volume: Volume,
+    source: Prediction,
+    adapted: Prediction,
+    site: SiteConfig,
+    pipeline: PipelineConfig,
+) -> Scored:
     reference, problem = None, ""
     if case.labelled:
         try:
             reference = read_reference(case, site.files, volume, pipeline.values)
         except DataError as error:
             problem = str(error)
-    elif any(mask is not None for mask in case.masks):
-        missing = [
-            layer.pattern for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None
-        ]
-        problem = f"reference incomplete: nothing matches {', '.join(missing)}"
+    else:
+        problem = incomplete(case, site)
     scores = metrics.score_case(
         adapted.mask, source.mask, reference, pipeline.classes, volume.spacing, volume.nominal_spacing
     )
@@ -70,6 +89,14 @@ def score(
             pipeline.report.bins,
         )
     return Scored(scores, reference, counts, problem)
+
+
+def incomplete(case: Case, site: SiteConfig) -> str:
+    """Return which layers of a reference have no file, in words; "" where all have one or none has."""
+    layers = [layer.pattern for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None]
+    if not layers or len(layers) == len(case.masks):
+        return ""
+    return f"reference incomplete: nothing matches {', '.join(layers)} beside {case.image}"
 
 
 def slice_axis(volume: Volume, orientation: str) -> int:

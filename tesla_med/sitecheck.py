@@ -9,9 +9,11 @@ import numpy as np
 
 from tesla_med.cases import find_cases
 from tesla_med.config import PipelineConfig, SiteConfig
-from tesla_med.errors import DataError, TeslaMedError
+from tesla_med.errors import TeslaMedError
 from tesla_med.io import read_reference, read_region_mask, read_volume
 from tesla_med.plan import other_sites
+from tesla_med.scoring import incomplete
+from tesla_med.transforms import Preprocessor
 from tesla_med.types import Case, Progress
 
 
@@ -60,26 +62,27 @@ def check_site(
     """
     found = find_cases(volumes, site, other_sites(site))
     checks = []
+    prepare = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
     for case in found.cases:
-        checks.append(_check_case(case, site, pipeline))
+        checks.append(_check_case(case, site, pipeline, prepare))
         progress("checking cases", len(checks), len(found.cases))
     return SiteCheck(found.folder, tuple(checks), found.skipped)
 
 
-def _check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig) -> CaseCheck:
+def _check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: Preprocessor) -> CaseCheck:
     try:
         volume = read_volume(case.image, spacing=site.spacing)
     except TeslaMedError as error:
         return CaseCheck(case.name, None, None, None, (str(error),), ())
+    notes = list(volume.notes)
     problems: list[str] = []
     labels: tuple[int, ...] | None = None
     if volume.blank:
         problems.append("the image is constant")
-    if site.region.kind == "mask":
+    else:
         try:
-            if case.region_mask is None:
-                raise DataError(f"no file matches the region's pattern {site.region.pattern}")
-            read_region_mask(case, volume)
+            region = read_region_mask(case, volume) if site.region.kind == "mask" else None
+            notes += prepare(volume, region).notes
         except TeslaMedError as error:
             problems.append(str(error))
     if case.labelled:
@@ -88,4 +91,6 @@ def _check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig) -> CaseC
             labels = tuple(int(value) for value in np.unique(reference))
         except TeslaMedError as error:
             problems.append(str(error))
-    return CaseCheck(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(volume.notes))
+    elif missing := incomplete(case, site):
+        problems.append(missing)
+    return CaseCheck(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))

@@ -143,6 +143,15 @@ class TTAMethod(ABC):
         """
         yield self.predictor
 
+    def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
+        """Return the parameters of ``source`` with which the saved network repeats the masks.
+
+        They differ from the defaults where the method's own parameters say ``predict_statistics: volume``
+        and the network is not saved for one case, whose statistics would then be in it.
+        """
+        own = images is None and getattr(self.params, "predict_statistics", "running") == "volume"
+        return {"statistics": "volume", "max_slices": self.params.max_slices} if own else {}
+
     def record(self) -> dict[str, float]:
         """Return slow-moving scalars worth a point a case (policy probabilities, ...)."""
         return {}

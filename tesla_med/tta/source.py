@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
 class SourceParams(MethodParams):
-    """The frozen model has no parameters of its own."""
+    """How the frozen model is normalised; adapted weights say in their card what they need."""
+
+    statistics: Literal["running", "volume"] = Field(
+        "running", description="normalise by running statistics or by the case's own"
+    )
+    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
 
 
 @METHODS.register("source")
@@ -27,5 +37,10 @@ class Source(TTAMethod):
         return {}
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return the source model's probabilities (N, L, H, W)."""
-        return self.probabilities(self.model, images)
+        """Return the model's probabilities (N, L, H, W); its weights and statistics stay as they are."""
+        if self.params.statistics == "running":
+            return self.probabilities(self.model, images)
+        with kept_running_statistics(self.model), torch.no_grad():
+            with batch_statistics(self.model, momentum=1.0):
+                self.logits(self.model, self.to_device(evenly_spaced(images, self.params.max_slices)))
+            return self.probabilities(self.model, images)
