@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tesla_med import losses
+from tesla_med.augment import warp
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import norm_layers, to_model_range
 from tesla_med.models.unet import UNet
@@ -548,6 +549,80 @@ def test_the_student_descends_the_stated_losses(make_tesla, make_images):
     want = torch.autograd.grad(total, student.inc.double_conv[0].weight)[0]
     method._update_student(images, labels)
     assert torch.allclose(method.student.inc.double_conv[0].weight.grad, want, atol=1e-6)
+
+
+def batch_mode(model):
+    twin = copy.deepcopy(model)
+    for layer in norm_layers(twin):
+        layer.train()
+    return twin
+
+
+def test_the_policy_objective_by_hand(make_tesla, make_images):
+    method, images = make_tesla(severity_weight=3.0, op_set="released_mri"), make_images(4)
+    _, reference = method._pseudo_labels(images)
+    teacher, before = batch_mode(method.teacher), method.state_dict()
+    result = method._update_policy(images, reference)
+    after = weights(method.policy)
+    method.load_state_dict(before)
+    draw = method.policy.draw(tuple(images.shape), "uniform")
+    view = method.policy.apply_draw(images, draw)
+    with activations(teacher) as seen:
+        probs = teacher(2 * view.images - 1).softmax(dim=1)
+    back = warp.from_view(probs, view.theta)
+    entropy = (back * back.clamp_min(1e-6).log()).sum(dim=1).mean(dim=(1, 2))
+    distance = sum(((a - b) ** 2).mean(dim=1) for a, b in zip(seen, reference, strict=True)) / 18
+    want = entropy + 3.0 * distance
+    assert distance.mean() > 1e-3
+    assert result.item() == pytest.approx(want.mean().item(), rel=1e-4)
+    log_p = method.policy.logits.log_softmax(dim=0)[draw.sub_policy]
+    (want + want.detach() * log_p).mean().backward()
+    used = method.policy.raw_magnitudes.grad.abs() > 1e-5
+    assert used.any()
+    step = after["raw_magnitudes"] - method.policy.raw_magnitudes.detach()
+    assert torch.equal(step[used].sign(), -method.policy.raw_magnitudes.grad[used].sign())
+    sure = method.policy.logits.grad.abs() > 1e-5
+    step = after["logits"] - method.policy.logits.detach()
+    assert sure.any()
+    assert torch.equal(step[sure].sign(), -method.policy.logits.grad[sure].sign())
+
+
+def test_the_distillation_loss_by_hand(make_tesla, make_images):
+    method, images = make_tesla(op_set="released_mri", moving_passes="clean"), make_images(4)
+    labels, _ = method._pseudo_labels(images)
+    student, before = batch_mode(method.student), method.state_dict()
+    result = method._update_student(images, labels)["loss/distillation"]
+    method.load_state_dict(before)
+    view = method.policy.apply_draw(images, method.policy.draw(tuple(images.shape), "probability"))
+    assert (view.theta - torch.eye(2, 3)).abs().max() > 0.01
+    targets = warp.to_view(labels, view.theta)
+    log_probs = student(2 * view.images - 1).log_softmax(dim=1)
+    want = (targets * (targets.clamp_min(1e-9).log() - log_probs)).sum(dim=1).mean()
+    assert result.item() == pytest.approx(want.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "probability"])
+def test_how_sub_policies_are_drawn(sampling, make_tesla, make_images, monkeypatch):
+    method, images, seen = make_tesla(policy_sampling=sampling), make_images(4), []
+    draw = method.policy.draw
+
+    def spy(shape, by):
+        seen.append(by)
+        return draw(shape, by)
+
+    monkeypatch.setattr(method.policy, "draw", spy)
+    method.adapt(images)
+    assert seen == [sampling, "probability"]
+
+
+def test_clipping_is_done_before_the_step(make_tesla, make_images):
+    method, images = make_tesla(clip_norm=1e-3), make_images(4)
+    method.adapt(images)
+    norms = [value.grad.norm() for value in method.student.parameters() if value.grad is not None]
+    assert max(norms) <= 1e-3 * (1 + 1e-4)
+    free = make_tesla(clip_norm=None)
+    free.adapt(images)
+    assert max(value.grad.norm() for value in free.student.parameters() if value.grad is not None) > 1e-2
 
 
 def test_registered():
