@@ -51,6 +51,9 @@ class ScannerSettings(Section):
     slice_thickness_mm: float = Field(3.6, gt=0)
     rectum_radius_mm: float = Field(10.0, gt=0)
     endorectal: float = Field(0.0, ge=0, le=1)
+    flare: float = Field(
+        0.0, ge=0, description="extra sensitivity at the edge nearest a surface coil (1: twice the signal)"
+    )
     bias: float = Field(0.1, ge=0, description="amplitude of the smooth log sensitivity")
     blur_mm: float = Field(0.8, ge=0, description="standard deviation of the in-plane point spread")
     noise: float = Field(0.02, ge=0)

@@ -60,11 +60,12 @@ _CHANGES: dict[Task, dict[str, dict[str, Any]]] = {
             "echo_time_ms": 70.0,
             "field_of_view_mm": 138.0,
             "rectum_radius_mm": 12.5,
-            "endorectal": 0.2,
+            "endorectal": 0.1,
+            "flare": 1.2,
             "bias": 0.3,
             "blur_mm": 1.0,
             "noise": 0.035,
-            "display_gamma": 0.75,
+            "display_gamma": 0.95,
             "intensity_scale": 3000.0,
             "orientation": "LAS",
             "oblique_deg": 8.0,
@@ -78,10 +79,11 @@ _CHANGES: dict[Task, dict[str, dict[str, Any]]] = {
             "echo_time_ms": 22.0,
             "flip_angle_deg": 35.0,
             "field_of_view_mm": 34.0,
+            "flare": 1.0,
             "bias": 0.5,
             "blur_mm": 0.45,
             "noise": 0.06,
-            "display_gamma": 0.6,
+            "display_gamma": 0.85,
             "intensity_scale": 3000.0,
             "orientation": "LPS",
             "oblique_deg": 12.0,
@@ -148,15 +150,15 @@ def make_case(
         raise ConfigError(f"phantom shape must be at least 16 x 16 x 1 voxels, got {grid}")
     canvas = Canvas(settings.model_copy(update={"slices": grid[2]}), grid, generator)
     labels = draw_prostate(canvas) if task == "prostate" else draw_cord(canvas)
-    image = _acquire(canvas)
+    image = _acquire(canvas, task)
     affine = _affine(canvas, generator)
     return _reorient(image, labels, affine, settings.orientation)
 
 
-def _acquire(canvas: Canvas) -> npt.NDArray[np.int16]:
+def _acquire(canvas: Canvas, task: Task) -> npt.NDArray[np.int16]:
     settings, rng = canvas.settings, canvas.rng
     brightest = float(np.percentile(canvas.signal, 99.5))
-    signal = canvas.signal / brightest * _sensitivity(canvas)
+    signal = canvas.signal / brightest * _sensitivity(canvas, task)
     blur = settings.blur_mm / canvas.pixel
     if blur > 0:
         signal = ndimage.gaussian_filter(signal, (blur, blur, 0), mode="nearest")
@@ -168,8 +170,8 @@ def _acquire(canvas: Canvas) -> npt.NDArray[np.int16]:
     return np.clip(np.rint(shown), 0, 32767).astype(np.int16)
 
 
-def _sensitivity(canvas: Canvas) -> Array:
-    """Return the receive sensitivity: a smooth polynomial and, if used, the endorectal coil."""
+def _sensitivity(canvas: Canvas, task: Task) -> Array:
+    """Return the receive sensitivity: a smooth polynomial and what coils near the body add."""
     settings, rng = canvas.settings, canvas.rng
     half = settings.field_of_view_mm / 2
     right, anterior = canvas.right / half, canvas.anterior / half
@@ -181,6 +183,9 @@ def _sensitivity(canvas: Canvas) -> Array:
     for weight, term in zip(weights, terms, strict=True):
         field = field + weight * term
     sensitivity = np.exp(settings.bias * field)
+    if settings.flare > 0:  # a coil on the belly (prostate) or the neck (cord): a narrow bright rim
+        gap = half + (-canvas.anterior if task == "prostate" else canvas.anterior)
+        sensitivity = sensitivity * (1 + settings.flare * np.exp(-0.5 * (gap / (0.16 * half)) ** 2))
     if settings.endorectal > 0:
         gap = np.hypot(canvas.right, canvas.anterior + 15 + settings.rectum_radius_mm)
         near = 2.6 / (1 + (gap / 22.0) ** 2)
