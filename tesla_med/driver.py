@@ -53,7 +53,14 @@ class Driver:
         for epoch in range(params.epochs):
             progress("passes over the site", epoch, params.epochs)
             self.method.start_epoch(epoch, batches())
-            self.finite &= self._note([self.method.adapt(batch) for batch in batches()])
+            try:
+                self.finite &= self._note([self.method.adapt(batch) for batch in batches()])
+            except RuntimeError:
+                if not self._diverged():
+                    raise
+                self.finite = False
+            if not self.finite:
+                break
         if not self.finite:
             self.method.reset()
         progress("passes over the site", params.epochs, params.epochs)
@@ -69,9 +76,12 @@ class Driver:
             return probs if probs is not None and _finite(probs) else None
         try:
             probs = self.method.predict(images) if self.adapt_to_case(images) else None
-        except Exception:
+        except Exception as error:
+            diverged = isinstance(error, RuntimeError) and self._diverged()
             self.method.reset()
-            raise
+            if not diverged:
+                raise
+            return None
         if probs is None or not _finite(probs):
             self.method.reset()
             return None
@@ -89,6 +99,11 @@ class Driver:
             finite &= self._note([self.method.adapt(batch) for batch in self.method.batches(images)])
         return finite
 
+    def _diverged(self) -> bool:
+        """Whether a weight is not finite: why, for example, nothing can be drawn from a policy."""
+        weights = (item for module in self.method.modules().values() for item in module.parameters())
+        return not all(_finite(item) for item in weights)
+
     def _note(self, steps: Sequence[Scalars]) -> bool:
         """Hand over the scalars of some updates, fetched in one transfer; return whether all are finite."""
         if not steps or not steps[0]:
@@ -105,5 +120,5 @@ class Driver:
         return bool(torch.isfinite(table).all())
 
 
-def _finite(probs: Tensor) -> bool:
-    return bool(torch.isfinite(probs).all())
+def _finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())

@@ -71,7 +71,7 @@ def sampling_grid(theta: Tensor, height: int, width: int) -> Tensor:
 
 
 def normalise(probs: Tensor) -> Tensor:
-    """Return (N, L, *spatial) rescaled to sum to 1 over L; uniform where nothing is left."""
+    """Return (N, L, *spatial) rescaled to sum to 1 over L; uniform where nothing is left, NaN stays NaN."""
     total = probs.sum(dim=1, keepdim=True)
     uniform = torch.full_like(probs, 1.0 / probs.shape[1])
-    return torch.where(total > 1e-6, probs / total.clamp_min(1e-6), uniform)
+    return torch.where(total <= 1e-6, uniform, probs / total.clamp_min(1e-6))
