@@ -287,6 +287,8 @@ def test_spike_is_one_wave():
     op, images = OPS.get("Spike"), torch.full((1, 1, 32, 32), 0.5)
     result = op.intensities(images, full(1), torch.tensor([[0.53, 0.22, 0.0]]))
     assert (result - 0.5).abs().max().item() == pytest.approx(0.15, rel=1e-3)
+    assert torch.allclose(result[..., 0, :], result[..., -1, :], atol=1e-4)  # whole periods
+    assert torch.allclose(result[..., 0], result[..., -1], atol=1e-4)
     spectrum = torch.fft.fft2((result - 0.5)[0, 0]).abs()
     strongest = divmod(int(spectrum.flatten().argmax()), 32)
     assert strongest in {(4, 2), (28, 30)}
