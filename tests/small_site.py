@@ -26,6 +26,7 @@ FEW = (
 )
 BARE = ("reports=[table]",)
 SLICES = 4
+_TRAINED: list[Path] = []
 
 
 def settings(**changes):
@@ -54,6 +55,13 @@ def site(**changes) -> SiteConfig:
 
 
 def train_weights(folder: Path) -> Path:
+    """Return weights trained once a session, the first time in ``folder``."""
+    if not _TRAINED:
+        _TRAINED.append(_train(folder))
+    return _TRAINED[0]
+
+
+def _train(folder: Path) -> Path:
     """Train a width-4 U-Net on a few slices of the source site and save it with its card."""
     pipeline = load_pipeline("prostate", SMALL)
     prepare = Preprocessor(pipeline.preprocessing, Region(), 2)

@@ -74,7 +74,8 @@ def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with atomic_path(path) as temporary:
-        save_file(tensors, str(temporary), metadata={"format": "pt", "writer": f"tesla-med {__version__}"})
+        # One entry only: of several the order is random, and with it the bytes and the hash of the file.
+        save_file(tensors, str(temporary), metadata={"format": "pt"})
     write_json(path.with_suffix(".json"), card.model_dump(mode="json"))
 
 
