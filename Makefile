@@ -13,10 +13,10 @@ demo-cord: $(STAMP)
 	$(BIN)/tesla-med demo --task spinal_cord --out demo-cord
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n auto -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ EPSILON = 1e-6
 def flipped_cross_entropy(
     logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None
 ) -> Tensor:
-    """Return the flipped cross-entropy, the first term of Eq. 4: mean of -sum_k f_s log y.
+    """Return the flipped cross-entropy, the first term of Eq. 3: mean of -sum_k f_s log y.
 
     The student's probabilities weight the teacher's logarithms, so the loss equals the student's
     conditional entropy plus KL(student || teacher) (Eq. 1).
@@ -37,7 +37,7 @@ def flipped_cross_entropy(
 
 
 def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
-    """Return the class-marginal term, the second of Eq. 4: sum_k m_k log m_k, or KL(m || prior).
+    """Return the class-marginal term, the second of Eq. 3: sum_k m_k log m_k, or KL(m || prior).
 
     m is the mean of the student's probabilities over batch and pixels. Without a prior the term is
     the negative entropy of m, smallest (-log L) where all classes take the same share.
@@ -59,7 +59,7 @@ def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
 
 
 def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
-    """Return the distillation loss on an augmented view, Eq. 5: mean of KL(y || f_s).
+    """Return the distillation loss on an augmented view, Eq. 4: mean of KL(y || f_s).
 
     Args:
         logits: (N, L, *spatial) of the student on the augmented images.

@@ -103,7 +103,7 @@ class Plan:
         """Return everything that must be the same for a run to be resumed."""
         return {
             "site": self.site.model_dump(mode="json"),
-            "pipeline": self.pipeline.model_dump(mode="json", exclude={"reports", "report"}),
+            "pipeline": self.pipeline.model_dump(mode="json", exclude={"reports"}),
             "method": self.method,
             "protocol": self.protocol,
             "reset": self.reset,

@@ -87,7 +87,7 @@ def average_over_views(
     shift: float = 0.1,
     flip: bool = True,
 ) -> Tensor:
-    """Return refined pseudo-labels (Eq. 6): the mean over weak views, warped back, renormalised.
+    """Return refined pseudo-labels (Eq. 5): the mean over weak views, warped back, renormalised.
 
     The first view is the image itself. Where a view did not look, its zeros make it count less.
 

@@ -2,10 +2,10 @@
 
 One update, on a batch of slices:
 
-1. the teacher's pseudo-labels, averaged over weak views (Eq. 6);
+1. the teacher's pseudo-labels, averaged over weak views (Eq. 5);
 2. the policy, by one step against the teacher on views drawn from it (Eq. 8 to 13);
-3. the student, on the clean images (flipped cross-entropy and class marginal, Eq. 4) and on
-   adversarial views (distillation, Eq. 5);
+3. the student, on the clean images (flipped cross-entropy and class marginal, Eq. 3) and on
+   adversarial views (distillation, Eq. 4);
 4. the teacher, as the moving average of the student.
 
 The teacher predicts. docs/method says where paper and release part and what is done here.
@@ -45,7 +45,7 @@ class TeSLAParams(MethodParams):
     weight_decay: float = Field(5e-4, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
     teacher_momentum: float = Field(0.996, ge=0, le=1)
-    marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 4")
+    marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
     distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
     freeze_norm_affine: bool = False
 
@@ -201,7 +201,7 @@ class TeSLA(TTAMethod):
         return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
 
     def _update_student(self, images: Tensor, pseudo_labels: Tensor) -> Scalars:
-        """Take one student step: Eq. 4 on the clean images, Eq. 5 on adversarial views."""
+        """Take one student step: Eq. 3 on the clean images, Eq. 4 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
         with batch_statistics(self.student, momentum=p.statistics_momentum):
