@@ -127,7 +127,9 @@ def demo(
 ) -> None:
     """Show the whole loop on generated data: train, adapt to two sites, report. Under 3 minutes."""
     from tesla_med.demo import run_demo
+    from tesla_med.phantoms import TASKS
 
+    _choice("--task", task, TASKS)
     screen = Screen(quiet, verbose, as_json)
     screen.say(f"Generating three {task} sites, training on the first, adapting to the other two ...")
     with screen.progress() as progress:
