@@ -170,6 +170,17 @@ class _Run:
 
     def execute(self, resume: bool) -> SiteResult:
         """Do every case that is not done, write the reports."""
+        todo = self._begin(resume)
+        try:
+            self._work(todo)
+            return self._finish()
+        except BaseException:
+            for report in self.reports:
+                report.close()
+            raise
+
+    def _begin(self, resume: bool) -> list[Case]:
+        """Take over what is done, start the reports, and return the cases to do."""
         plan = self.plan
         if resume and self.independent:
             found = [self.folder.finished(case, self._extras(case)) for case in plan.cases]
@@ -177,19 +188,28 @@ class _Run:
         todo = [case for case in plan.cases if case.name not in self.results]
         for case in todo:
             self.folder.discard(case.name)
+        if not self.independent:
+            self.folder.discard("adapted")
         self.folder.write_manifest(plan.settings(), self.manifest, [], complete=False)
         self.folder.write_labels(plan.pipeline)
         self.reports = make_reports(plan.pipeline.reports, self._context())
         for result in self.results.values():
             self._tell(result, None)
+        return todo
+
+    def _work(self, todo: list[Case]) -> None:
+        total = len(self.plan.cases)
         if not self.driver.case_by_case:
             self.driver.adapt_to_site(SiteSlices(todo, self.load), progress=self.progress)
-        self.progress("cases", len(self.results), len(plan.cases))
+        self.progress("cases", len(self.results), total)
         for loaded in read_ahead(todo, self.load):
             self._do_case(loaded)
-            self.progress("cases", len(self.results), len(plan.cases))
+            self.progress("cases", len(self.results), total)
         if not self.independent and any(item.used == "adapted" for item in self.results.values()):
             self._save_checkpoint("adapted", None)
+
+    def _finish(self) -> SiteResult:
+        plan = self.plan
         results = [self.results[case.name] for case in plan.cases]
         files = [path for report in self.reports for path in report.finish(results)]
         self.folder.write_manifest(plan.settings(), self.manifest, results, complete=True)

@@ -332,8 +332,7 @@ def corner_phantom():
     return shape, affine
 
 
-@pytest.mark.parametrize("oblique", [0.0, 20.0])
-@pytest.mark.parametrize("orientation", ["RAS", "LPI", "ASR"])
+@pytest.mark.parametrize(("oblique", "orientation"), [(0.0, "RAS"), (20.0, "LPI"), (20.0, "ASR")])
 def test_masks_are_exact_in_all_48_orientations(stub, tmp_path, oblique, orientation):
     shape, affine = corner_phantom()
     angle = np.deg2rad(oblique)
@@ -745,3 +744,36 @@ def test_tiny_stack_of_one_slice(weights, tmp_path):
     result = small.run(tmp_path / "nii", weights, tmp_path / "out")
     assert result.results[0].status in ("ok", "empty")
     assert Path(result.out / "masks/Case00_mask.nii.gz").is_file()
+
+
+def test_a_run_that_breaks_off_leaves_no_file_open_and_no_thread(volumes, weights, tmp_path, monkeypatch):
+    import threading
+
+    from tesla_med import adapt as adapt_module
+
+    def full(*_):
+        raise OutputError("disk full")
+
+    small.run(volumes, weights, tmp_path / "out", reports=())
+    monkeypatch.setattr(adapt_module, "write_mask", full)
+    handles = Path("/proc/self/fd")
+
+    def held():
+        return threading.active_count(), len(list(handles.iterdir())) if handles.is_dir() else 0
+
+    before = held()
+    for _ in range(3):
+        with pytest.raises(OutputError, match="disk full"):
+            small.run(volumes, weights, tmp_path / "out", reports=(), overwrite=True)
+    assert held() == before
+
+
+def test_a_run_without_any_adaptation_leaves_no_adapted_weights_behind(
+    volumes, weights, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    small.run(volumes, weights, out, protocol="N-M")
+    assert (out / "checkpoints/adapted.safetensors").is_file()
+    fail_at_update(monkeypatch, 1, nan_loss)
+    small.run(volumes, weights, out, protocol="N-M", resume=True)
+    assert not list((out / "checkpoints").iterdir())

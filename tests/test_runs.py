@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +93,11 @@ def test_resumed_run_is_that_without_interruption(
     assert small.record(out)["complete"]
 
 
+def copied(whole, folder):
+    """Return a copy of the complete run with reset case."""
+    return Path(shutil.copytree(whole["case"].out, folder / "out"))
+
+
 def damage_half(path):
     small.truncate(path)
 
@@ -112,8 +119,7 @@ def damage_other(path):
 @pytest.mark.parametrize("damage", [damage_half, damage_flip, damage_remove, damage_other])
 @pytest.mark.parametrize("part", ["masks", "source_masks"])
 def test_damaged_masks_are_redone(volumes, weights, whole, tmp_path, monkeypatch, damage, part):
-    out = tmp_path / "out"
-    small.run(volumes, weights, out, reset="case", save_probs=True)
+    out = copied(whole, tmp_path)
     damage(out / part / "Case03_mask.nii.gz")
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
     small.run(volumes, weights, out, reset="case", save_probs=True, resume=True)
@@ -122,8 +128,7 @@ def test_damaged_masks_are_redone(volumes, weights, whole, tmp_path, monkeypatch
 
 
 def test_missing_probs_are_redone(volumes, weights, whole, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    small.run(volumes, weights, out, reset="case", save_probs=True)
+    out = copied(whole, tmp_path)
     (out / "probs/Case01_prob.nii.gz").unlink()
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
     small.run(volumes, weights, out, reset="case", save_probs=True, resume=True)
@@ -163,8 +168,7 @@ def test_a_case_that_fails_when_redone_leaves_no_old_mask(weights, tmp_path):
 
 
 def test_resuming_a_complete_run_changes_nothing(volumes, weights, whole, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    small.run(volumes, weights, out, reset="case", save_probs=True)
+    out = copied(whole, tmp_path)
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
     small.run(volumes, weights, out, reset="case", save_probs=True, resume=True)
     assert written == []

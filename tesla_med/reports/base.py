@@ -97,6 +97,9 @@ class Report(ABC):
         """
         return []
 
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release every file; called instead of :meth:`finish` where a run breaks off."""
+
 
 def make_reports(names: Sequence[str], run: RunContext) -> list[Report]:
     """Return started reports, one for each distinct name, in the order given.

@@ -54,6 +54,10 @@ class TensorboardReport(Report):
         folder = Path(self._writer.log_dir)
         return sorted(folder.glob("events.out.tfevents.*"))
 
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
     def _figures(self, result: CaseResult) -> dict[str, float | None]:
         figures: dict[str, float | None] = {
             "dice/mean": result.mean_dice,
