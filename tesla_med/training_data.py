@@ -7,12 +7,12 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
@@ -178,7 +178,7 @@ class Sampler:
 
 
 def augment(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Vary a batch as scanners and patients do; parameters are drawn on the CPU, one set a slice.
+    """Vary a batch as scanners and patients do, with MONAI's random transforms, each slice its own way.
 
     Left-right flip (p 0.5), rotation within 10 degrees, zoom 0.9 to 1.1, shift within 5 % of the
     field; gamma 0.8 to 1.25, contrast within 15 %, brightness within 0.08, Gaussian blur up to 0.8 pixels
@@ -187,58 +187,50 @@ def augment(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple
     Args:
         images: (N, C, H, W) float32 in [0, 1]; the first spatial axis runs left-right.
         labels: (N, H, W) int64.
-        generator: on the CPU.
+        generator: on the CPU; one number of it seeds the transforms for the batch.
 
     Returns:
         Images in [0, 1] and labels of the same shapes.
     """
-    size = len(images)
-
-    def draw(low: float, high: float) -> Tensor:
-        return (torch.rand(size, generator=generator) * (high - low) + low).to(images.device)
-
-    images, labels = _moved(images, labels, _matrices(draw, images.shape[-2:]))
-    each = (slice(None), None, None, None)
-    images = images.clamp(0, 1) ** torch.exp(draw(-0.223, 0.223))[each]
-    images = (images - 0.5) * draw(0.85, 1.15)[each] + 0.5 + draw(-0.08, 0.08)[each]
-    images = _blurred(images, torch.where(draw(0, 1) < 0.3, draw(0.3, 0.8), 1e-3))
-    noise = torch.randn(images.shape, generator=generator).to(images.device)
-    return (images + noise * draw(0, 0.03)[each]).clamp(0, 1), labels
+    transform = _augmentation(int(images.shape[2]), int(images.shape[3]))
+    transform.set_random_state(seed=int(torch.randint(2**31, (1,), generator=generator)))
+    varied = [
+        transform({"image": image, "label": label[None].float()})
+        for image, label in zip(images, labels, strict=True)
+    ]
+    moved = torch.stack([item["image"] for item in varied])
+    targets = torch.stack([item["label"][0] for item in varied])
+    return moved.clamp(0, 1), targets.round().long()
 
 
-def _matrices(draw: Callable[[float, float], Tensor], shape: Sequence[int]) -> Tensor:
-    """Return (N, 2, 3) output-to-input matrices in grid units, for ``affine_grid``."""
-    angle = draw(-math.pi / 18, math.pi / 18)
-    zoom, flip = draw(0.9, 1.1), torch.sign(draw(-1, 1) + 1e-7)
-    aspect = shape[0] / shape[1]
-    cosine, sine = torch.cos(angle) / zoom, torch.sin(angle) / zoom
-    shift = (draw(-0.1, 0.1), draw(-0.1, 0.1))
-    # affine_grid counts the last axis first; the flip acts on the first spatial axis
-    first = torch.stack([cosine, -sine * aspect, shift[0]], dim=1)
-    second = torch.stack([sine / aspect * flip, cosine * flip, shift[1]], dim=1)
-    return torch.stack([first, second], dim=1)
+@lru_cache(maxsize=4)
+def _augmentation(height: int, width: int) -> Any:
+    """Return the random transforms for slices of this size; shifts are given in pixels there."""
+    from monai import transforms as mt
 
-
-def _moved(images: Tensor, labels: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
-    grid = functional.affine_grid(matrices, list(images.shape), align_corners=False)
-    moved = functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    targets = functional.grid_sample(
-        labels[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False
+    both = ("image", "label")
+    return mt.Compose(
+        [
+            mt.RandFlipd(both, prob=0.5, spatial_axis=0),
+            mt.RandAffined(
+                both,
+                prob=1.0,
+                rotate_range=math.pi / 18,
+                scale_range=(0.1, 0.1),
+                translate_range=(0.05 * height, 0.05 * width),
+                mode=("bilinear", "nearest"),
+                padding_mode="border",
+                cache_grid=True,
+                spatial_size=(height, width),
+            ),
+            mt.RandAdjustContrastd("image", prob=1.0, gamma=(0.8, 1.25)),
+            mt.RandScaleIntensityFixedMeand("image", prob=1.0, factors=0.15),
+            mt.RandShiftIntensityd("image", prob=1.0, offsets=0.08),
+            mt.RandGaussianSmoothd("image", prob=0.3, sigma_x=(0.3, 0.8), sigma_y=(0.3, 0.8)),
+            mt.RandGaussianNoised("image", prob=1.0, std=0.03, sample_std=True),
+            mt.ToTensord(both, track_meta=False),
+        ]
     )
-    return moved, targets[:, 0].round().long()
-
-
-def _blurred(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blur each image with its own Gaussian, ``sigma`` (N,) in pixels, edges replicated."""
-    offsets = torch.arange(-2, 3, device=images.device)
-    kernel = torch.exp(-0.5 * (offsets[None] / sigma[:, None]) ** 2)
-    kernel = kernel / kernel.sum(dim=1, keepdim=True)
-    count, channels = images.shape[:2]
-    stacked = functional.pad(images, (2, 2, 2, 2), mode="replicate").flatten(0, 1)[None]
-    weights = kernel.repeat_interleave(channels, dim=0)[:, None]
-    stacked = functional.conv2d(stacked, weights[:, :, :, None], groups=count * channels)
-    stacked = functional.conv2d(stacked, weights[:, :, None, :], groups=count * channels)
-    return stacked.view(images.shape)
 
 
 def batches(images: Tensor, size: int) -> Iterator[Tensor]:
