@@ -159,7 +159,7 @@ class _Run:
         self.progress = progress
         self.source = plan.make_method("source")
         self.method = self.source if plan.method == "source" else plan.make_method(plan.method)
-        self.load = CaseLoader(plan.site, plan.pipeline)
+        self.load = CaseLoader(plan.site, plan.pipeline, plan.card)
         self.manifest = plan.manifest()
         self.results: dict[str, CaseResult] = {}
         self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
@@ -356,7 +356,8 @@ class _Run:
             "parent_sha256": plan.weights_sha256,
         }
         sites = plan.card.training_sites if plan.card is not None else ()
-        card = make_card(plan.pipeline, sites, extra)
+        acquisition = plan.card.acquisition if plan.card is not None else None
+        card = make_card(plan.pipeline, sites, extra, acquisition)
         with self.method.deployed(images) as network:
             save_checkpoint(self.folder.checkpoint(name), network, card)
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tesla_med.acquisition import differences, measure
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError, TeslaMedError
 from tesla_med.files import sha256
 from tesla_med.io import read_region_mask, read_volume
+from tesla_med.models.checkpoint import ModelCard
 from tesla_med.transforms import PreparedCase, Preprocessor
 from tesla_med.types import Case, Volume
 
@@ -49,10 +51,15 @@ class Failure:
 
 
 class CaseLoader:
-    """Read and prepare cases as a site and a pipeline say."""
+    """Read and prepare cases as a site and a pipeline say.
 
-    def __init__(self, site: SiteConfig, pipeline: PipelineConfig) -> None:
+    With the weights' card, an image far from what they were trained on is noted and warned of by name.
+    """
+
+    def __init__(self, site: SiteConfig, pipeline: PipelineConfig, card: ModelCard | None = None) -> None:
         self.site = site
+        self.trained = card.acquisition if card is not None else None
+        self.orientation = pipeline.preprocessing.orientation
         self.preprocessor = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
 
     def __call__(self, case: Case) -> LoadedCase:
@@ -64,6 +71,10 @@ class CaseLoader:
         """
         digest = sha256(case.image)
         volume = read_volume(case.image, spacing=self.site.spacing)
+        far = differences(measure(volume, self.site.region, self.orientation), self.trained)
+        volume.notes.extend(far)
+        for text in far:
+            log.warning("%s: %s", case.name, text)
         if volume.blank:
             return LoadedCase(case, volume, None, digest)
         region = None

@@ -48,7 +48,7 @@ def estimate(plan: Plan, progress: Progress = lambda *_: None) -> Estimate:
     """Read every case, time one slice on the device, and add up. Nothing is written."""
     rows: list[CaseEstimate] = []
     sample: Tensor | None = None
-    for loaded in read_ahead(plan.cases, CaseLoader(plan.site, plan.pipeline)):
+    for loaded in read_ahead(plan.cases, CaseLoader(plan.site, plan.pipeline, plan.card)):
         case = loaded.case
         if isinstance(loaded, Failure):
             rows.append(CaseEstimate(case.name, None, 0, case.labelled, str(loaded.error)))

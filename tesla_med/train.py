@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tesla_med.acquisition import united
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.files import LOCK_NAME, output_lock, write_json
@@ -126,7 +127,8 @@ def _train(
         run = TrainingRun(pipeline, place, seed)
         if resume and (out / STATE).is_file():
             run.load(out / STATE, settings)
-        card = make_card(pipeline, tuple(site.id for site in sites), {"seed": seed, **extra})
+        names = tuple(site.id for site in sites)
+        card = make_card(pipeline, names, {"seed": seed, **extra}, united(data.acquisitions))
         _fit(run, training, held or training, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     statistics = measure(run.model, training, pipeline, seed, progress)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tesla_med.acquisition import Acquisition, measure
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 
@@ -53,6 +54,7 @@ class LabelledSet:
 
     cases: list[LabelledCase]
     left_out: list[str]
+    acquisitions: list[Acquisition] = field(default_factory=list)
     _spill: list[Any] = field(default_factory=list)
 
     @property
@@ -99,6 +101,8 @@ def load_labelled(
         prepared = preprocess(volume, region, labels=class_indices(reference, pipeline))
         labelled = _labelled(site.id, case.name, prepared.images, prepared.labels, len(pipeline.classes))
         kept += _mebibytes(labelled)
+        seen = measure(volume, site.region, pipeline.preprocessing.orientation)
+        result.acquisitions += [] if seen is None else [seen]
         result.cases.append(labelled if kept <= memory_limit_mib else _spilled(labelled, result))
         if progress:
             progress("load", index + 1, len(found))

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tesla_med import __version__
+from tesla_med.acquisition import Acquisition
 from tesla_med.config import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
 from tesla_med.files import atomic_path, write_json
@@ -34,12 +35,16 @@ class ModelCard(Record):
     preprocessing: Preprocessing
     model: ModelConfig
     training_sites: tuple[str, ...] = ()
+    acquisition: Acquisition | None = None
     versions: dict[str, str] = {}
     extra: dict[str, Any] = {}
 
 
 def make_card(
-    pipeline: PipelineConfig, training_sites: tuple[str, ...] = (), extra: dict[str, Any] | None = None
+    pipeline: PipelineConfig,
+    training_sites: tuple[str, ...] = (),
+    extra: dict[str, Any] | None = None,
+    acquisition: Acquisition | None = None,
 ) -> ModelCard:
     """Return the card of weights made with ``pipeline``."""
     return ModelCard(
@@ -49,6 +54,7 @@ def make_card(
         preprocessing=pipeline.preprocessing,
         model=pipeline.model,
         training_sites=training_sites,
+        acquisition=acquisition,
         versions=versions(),
         extra=extra or {},
     )
