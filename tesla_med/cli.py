@@ -522,18 +522,20 @@ def _dry_run(screen: Screen, plan: Any) -> int:
 
 def _show_run(screen: Screen, result: Any) -> int:
     scored = any(item.mean_dice is not None for item in result.results)
+    method = result.results[0].method
+    shown = (3 if method != "source" else 1) if scored else 0  # source against itself says nothing
     columns = ["case", "status", "slices", "used", "seconds"]
-    columns[2:2] = ["source Dice %", "adapted Dice %", "change"] if scored else []
+    columns[2:2] = ["source Dice %", f"{method} Dice %", "change"][:shown]
     rows = []
     for item in result.results:
         before, after = item.mean_dice_source, item.mean_dice
         row = [item.case, item.status, str(item.slices), item.used, f"{item.seconds:.1f}"]
-        row[2:2] = [percent(before), percent(after), change(before, after)] if scored else []
+        row[2:2] = [percent(before), percent(after), change(before, after)][:shown]
         rows.append(row)
     screen.table(columns, rows)
     if scored:
-        before, after = result.mean_dice_source, result.mean_dice
-        screen.say(f"Mean Dice: source {percent(before)} %, {result.results[0].method} {percent(after)} %")
+        means = [f"source {percent(result.mean_dice_source)} %", f"{method} {percent(result.mean_dice)} %"]
+        screen.say(f"Mean Dice: {', '.join(means[:shown])}")
     for item in result.failed:
         sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
     for note in result.notes:
