@@ -244,6 +244,8 @@ def _outline(axes: Any, labels: IntArray, classes: Sequence[LabelClass], referen
 
 
 def _letters(axes: Any, letters: tuple[str, str, str, str]) -> None:
+    from matplotlib.patheffects import withStroke
+
     places = ((0.02, 0.5), (0.98, 0.5), (0.5, 0.97), (0.5, 0.03))
     sides = (("left", "center"), ("right", "center"), ("center", "top"), ("center", "bottom"))
     for letter, (across, up), (horizontal, vertical) in zip(letters, places, sides, strict=True):
@@ -257,4 +259,5 @@ def _letters(axes: Any, letters: tuple[str, str, str, str]) -> None:
             color="#ffd166",
             size=10,
             weight="bold",
+            path_effects=[withStroke(linewidth=2.5, foreground="black")],  # seen on bright tissue too
         )
