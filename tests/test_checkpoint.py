@@ -109,6 +109,7 @@ WRAPPERS = {
     "model": lambda state: {"model": state},
     "model_state_dict": lambda state: {"model_state_dict": state, "optimizer": {"lr": 0.1}},
     "module": lambda state: {f"module.{key}": value for key, value in state.items()},
+    "nested": lambda state: {"model": {"state_dict": state}, "epoch": 3},
     "both": lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
 }
 

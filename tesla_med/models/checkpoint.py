@@ -24,6 +24,7 @@ from tesla_med.files import atomic_path, write_json
 from tesla_med.types import Record
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 
 
 class ModelCard(Record):
@@ -136,9 +137,11 @@ def _read(path: Path) -> Any:
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
-    for key in ("state_dict", "model_state_dict", "model", "net"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
+    while isinstance(content, dict):
+        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict)]
+        if not inner:
+            break
+        content = inner[0]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(f"{path}: expected a state dict of tensors, got {type(content).__name__}")
     state = {str(key).removeprefix("module."): value for key, value in content.items()}
