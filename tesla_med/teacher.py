@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tesla_med.augment import warp
 
 M = TypeVar("M", bound=nn.Module)
+Flip = Literal["first", "last", "none"]
 
 
 def make_teacher(student: M) -> M:
@@ -50,28 +51,30 @@ def weak_view_thetas(
     *,
     scale: float = 0.8,
     shift: float = 0.1,
-    flip: bool = True,
+    flip: Flip = "first",
 ) -> Tensor:
-    """Draw one weak view an image: horizontal flip (p = 0.5), then a crop of fixed scale, shifted.
+    """Draw one weak view an image: flip (p = 0.5), then a crop of fixed scale, shifted.
 
     Args:
         count: number of images.
         generator: CPU generator.
         scale: side of the crop as a share of the field.
         shift: largest displacement in grid units of [-1, 1], so 0.1 is 5 % of the field.
-        flip: whether to flip at all.
+        flip: the in-plane axis that is mirrored: the first (H; left-right where slices are oriented
+            RAS), the last (W, what image libraries call horizontal) or none.
 
     Returns:
         Thetas (count, 2, 3) on the CPU.
     """
-    coins = torch.randint(2, (count,), generator=generator) if flip else torch.zeros(count, dtype=torch.long)
-    sign = 1.0 - 2.0 * coins
+    sign = 1.0 - 2.0 * torch.randint(2, (count,), generator=generator)
+    rows = sign if flip == "first" else torch.ones(count)
+    columns = sign if flip == "last" else torch.ones(count)
     moves = (2.0 * torch.rand(count, 2, generator=generator) - 1.0) * shift
     theta = torch.zeros(count, 2, 3)
-    theta[:, 0, 0] = scale * sign
-    theta[:, 1, 1] = scale
-    theta[:, 0, 2] = moves[:, 0] * sign
-    theta[:, 1, 2] = moves[:, 1]
+    theta[:, 0, 0] = scale * columns
+    theta[:, 1, 1] = scale * rows
+    theta[:, 0, 2] = moves[:, 0] * columns
+    theta[:, 1, 2] = moves[:, 1] * rows
     return theta
 
 
@@ -85,7 +88,7 @@ def average_over_views(
     first: Tensor | None = None,
     scale: float = 0.8,
     shift: float = 0.1,
-    flip: bool = True,
+    flip: Flip = "first",
 ) -> Tensor:
     """Return refined pseudo-labels (Eq. 5): the mean over weak views, warped back, renormalised.
 

@@ -75,7 +75,7 @@ def test_momentum_at_its_ends(make_network):
 
 
 def test_weak_views_by_the_stated_rule():
-    theta = weak_view_thetas(4000, generator(), scale=0.8, shift=0.1)
+    theta = weak_view_thetas(4000, generator(), scale=0.8, shift=0.1, flip="last")
     sign = theta[:, 0, 0].sign()
     assert torch.allclose(theta[:, 0, 0].abs(), torch.tensor(0.8))
     assert torch.allclose(theta[:, 1, 1], torch.tensor(0.8))
@@ -90,10 +90,12 @@ def test_weak_views_by_the_stated_rule():
 
 
 def test_weak_views_without_flip_scale_or_shift():
-    theta = weak_view_thetas(50, generator(), scale=1.0, shift=0.0, flip=False)
+    theta = weak_view_thetas(50, generator(), scale=1.0, shift=0.0, flip="none")
     assert torch.equal(theta, warp.identity(50))
-    flipped = weak_view_thetas(50, generator(), scale=1.0, shift=0.0)[:, 0, 0]
-    assert set(flipped.tolist()) == {1.0, -1.0}
+    for flip, axis in (("first", 1), ("last", 0)):
+        theta = weak_view_thetas(50, generator(), scale=1.0, shift=0.0, flip=flip)
+        assert set(theta[:, axis, axis].tolist()) == {1.0, -1.0}
+        assert (theta[:, 1 - axis, 1 - axis] == 1).all()
 
 
 def test_weak_views_repeat_with_the_generator():

@@ -34,7 +34,7 @@ from tesla_med.normalisation import (
     kept_running_statistics,
     running_statistics,
 )
-from tesla_med.teacher import average_over_views, make_teacher, update_teacher
+from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
@@ -53,6 +53,9 @@ class TeSLAParams(MethodParams):
     weak_views_first_epoch: int | None = Field(None, ge=1)
     weak_scale: float = Field(0.8, gt=0, le=1)
     weak_shift: float = Field(0.1, ge=0, le=1)
+    weak_flip: Flip = Field(
+        "first", description="in-plane axis mirrored: first is left-right for orientation RAS; release: last"
+    )
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
 
     op_set: str = "intensity"
@@ -178,6 +181,7 @@ class TeSLA(TTAMethod):
                 first=clean,
                 scale=p.weak_scale,
                 shift=p.weak_shift,
+                flip=p.weak_flip,
             )
         return labels, reference
 
@@ -258,6 +262,7 @@ class TeSLA(TTAMethod):
                 self.generator,
                 scale=self.params.weak_scale,
                 shift=self.params.weak_shift,
+                flip=self.params.weak_flip,
             )
         return result
 
