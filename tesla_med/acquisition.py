@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tesla_med.config import Region
-from tesla_med.nifti import axis_affine
+from tesla_med.nifti import model_axes
 from tesla_med.types import Record, Volume
 
 FAR = 1.5
@@ -32,9 +30,7 @@ def measure(volume: Volume, region: Region, orientation: str) -> Acquisition | N
     """Return the acquisition of one image, or None where its voxel size is nominal."""
     if volume.nominal_spacing:
         return None
-    rows = [next(i for i, pair in enumerate(("LR", "AP", "SI")) if letter in pair) for letter in orientation]
-    turned = axis_affine(volume.affine)
-    axes = [int(np.argmax(np.abs(turned[row, :3]))) for row in rows]
+    axes = model_axes(volume.affine, orientation)
     spacing = [volume.spacing[axis] for axis in axes]
     extent = [volume.spacing[axis] * volume.shape[axis] for axis in axes[:2]]
     if region.size_mm is not None and region.kind != "whole":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
 from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
 from tesla_med.runs import RunFolder
-from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress
+from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress, mean_of_known
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +57,12 @@ class SiteResult:
     @property
     def mean_dice(self) -> float | None:
         """Mean over cases of the mean foreground Dice, or None without references."""
-        return _mean(item.mean_dice for item in self.results)
+        return mean_of_known(item.mean_dice for item in self.results)
 
     @property
     def mean_dice_source(self) -> float | None:
         """The same for the unadapted model."""
-        return _mean(item.mean_dice_source for item in self.results)
+        return mean_of_known(item.mean_dice_source for item in self.results)
 
 
 def adapt_site(
@@ -381,11 +381,6 @@ def _status(loaded: LoadedCase, adapted: Prediction, used: str, reason: str, pro
     if used == "source" and reason:
         return "collapsed"
     return "ok" if (adapted.mask > 0).any() else "empty"
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 __all__ = ["Progress", "SiteResult", "adapt_site", "run_plan"]

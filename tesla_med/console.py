@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tesla_med.types import Progress
@@ -113,8 +112,3 @@ def percent(value: float | None) -> str:
 def change(before: float | None, after: float | None) -> str:
     """Return the difference of two shares in points with its sign, or n/a."""
     return "n/a" if before is None or after is None else f"{100 * (after - before):+.1f}"
-
-
-def link(path: Path) -> str:
-    """Return a path as people can open it."""
-    return str(path)

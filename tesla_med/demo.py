@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from tesla_med.errors import ConfigError, OutputError
 from tesla_med.files import LOCK_NAME, output_lock, write_json, write_text
 from tesla_med.phantoms import TASKS, Task, make_site, preset
 from tesla_med.registry import unknown_name
+from tesla_med.types import Progress
 
-Progress = Callable[[str, int, int], None]
 MARKER = "demo.json"
 FOLDERS = ("volumes", "site_configs", "source", "runs")
 TARGETS = ("easy", "hard")

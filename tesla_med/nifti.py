@@ -49,6 +49,24 @@ def axis_affine(affine: Affine) -> Affine:
     return result
 
 
+def axis_directions(affine: Affine) -> tuple[tuple[int, bool], ...]:
+    """Return for each array axis the nearest world axis (0 R/L, 1 A/P, 2 S/I) and if it runs to -."""
+    return tuple((int(world), bool(sign < 0)) for world, sign in nib.io_orientation(affine))
+
+
+def model_axes(affine: Affine, orientation: str) -> tuple[int, int, int]:
+    """Return the array axis that becomes each axis of a volume turned to ``orientation`` (such as RAS)."""
+    axis_of = {world: axis for axis, (world, _) in enumerate(axis_directions(affine))}
+    pairs = ("LR", "AP", "SI")
+    worlds = [next(i for i, pair in enumerate(pairs) if letter in pair) for letter in orientation]
+    return (axis_of[worlds[0]], axis_of[worlds[1]], axis_of[worlds[2]])
+
+
+def slice_axis(affine: Affine, orientation: str = "RAS") -> int:
+    """Return the array axis across which a pipeline of this ``orientation`` cuts slices."""
+    return model_axes(affine, orientation)[2]
+
+
 def grid_header(affine: Affine) -> Any:
     """Return a NIfTI-1 header for ``affine`` (4, 4), mm: sform and, without shear, qform of code 1."""
     header = nib.Nifti1Header()

@@ -16,7 +16,7 @@ from tesla_med import calibration, metrics
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io import read_reference
-from tesla_med.nifti import axis_affine
+from tesla_med.nifti import slice_axis
 from tesla_med.types import Case, ClassScore, IntArray, Prediction, Volume
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def _score(
             source.mask,
             adapted.mask,
             dilation=pipeline.report.region_dilation,
-            slice_axis=slice_axis(volume, pipeline.preprocessing.orientation),
+            slice_axis=slice_axis(volume.affine, pipeline.preprocessing.orientation),
         )
         counts = calibration.count_case(
             source.probs,
@@ -97,12 +97,6 @@ def incomplete(case: Case, site: SiteConfig) -> str:
     if not layers or len(layers) == len(case.masks):
         return ""
     return f"reference incomplete: nothing matches {', '.join(layers)} beside {case.image}"
-
-
-def slice_axis(volume: Volume, orientation: str) -> int:
-    """Return the file axis that runs from slice to slice, 0 to 2."""
-    row = next(index for index, pair in enumerate(("LR", "AP", "SI")) if orientation[2] in pair)
-    return int(np.argmax(np.abs(axis_affine(volume.affine)[row, :3])))
 
 
 def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:

@@ -19,8 +19,8 @@ from tesla_med.config import LabelClass, PipelineConfig, SiteConfig
 from tesla_med.errors import CheckpointError, DataError
 from tesla_med.files import atomic_path, sha256, write_json
 from tesla_med.models.base import Network, default_device, to_model_range
-from tesla_med.training_data import LabelledCase, Progress, batches, load_labelled
-from tesla_med.types import Record
+from tesla_med.training_data import LabelledCase, batches, load_labelled
+from tesla_med.types import Progress, Record
 
 PIXELS_PER_SLICE = 16384
 

@@ -19,8 +19,9 @@ from tesla_med.files import LOCK_NAME, output_lock, write_json
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import load_state, make_card, read_state, save_checkpoint, versions
 from tesla_med.statistics import make_statistics_card, measure, save_statistics, statistics_path
-from tesla_med.training_data import LabelledCase, Progress, Sampler, load_labelled, split
+from tesla_med.training_data import LabelledCase, Sampler, load_labelled, split
 from tesla_med.training_run import TrainingRun
+from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
 STATE = "last.pt"

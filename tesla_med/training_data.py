@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +17,8 @@ from torch import Tensor
 from tesla_med.acquisition import Acquisition, measure
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
+from tesla_med.types import Progress
 
-Progress = Callable[[str, int, int], None]
 MEMORY_LIMIT_MIB = 4096
 _SUBJECT = re.compile(r"sub-[A-Za-z0-9]+")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -165,14 +164,15 @@ class CaseResult(Record):
     @property
     def mean_dice(self) -> float | None:
         """Mean Dice over the foreground classes that have one, or None."""
-        return _mean([score.dice for score in self.scores])
+        return mean_of_known([score.dice for score in self.scores])
 
     @property
     def mean_dice_source(self) -> float | None:
         """Mean Dice of the unadapted mask over the foreground classes, or None."""
-        return _mean([score.dice_source for score in self.scores])
+        return mean_of_known([score.dice_source for score in self.scores])
 
 
-def _mean(values: list[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is not None, or None where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

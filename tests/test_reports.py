@@ -10,6 +10,7 @@ from made_up_runs import SPACING, case, drive, failed, run_context, unscored
 
 from tesla_med.config import LabelClass
 from tesla_med.errors import ConfigError
+from tesla_med.nifti import slice_axis
 from tesla_med.reports import _content, overlays
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
@@ -217,8 +218,8 @@ def test_permuted_axes_keep_the_display():
     # file axes run superior, right, anterior
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 2.0, 0.5, 0.7, 1.0
-    assert overlays.slice_axis(affine, "RAS") == 0
-    assert overlays.slice_axis(affine, "SAR") == 1
+    assert slice_axis(affine, "RAS") == 0
+    assert slice_axis(affine, "SAR") == 1
     plane = overlays.layout(affine, (2.0, 0.5, 0.7), 0)
     assert (plane.rows, plane.columns) == (2, 1)
     assert plane.aspect == pytest.approx(0.7 / 0.5)

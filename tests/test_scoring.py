@@ -7,7 +7,8 @@ import pytest
 
 from tesla_med.config import Files, LabelClass, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.io import read_volume, save_image
-from tesla_med.scoring import class_indices, incomplete, label_values, normalised_entropy, score, slice_axis
+from tesla_med.nifti import slice_axis
+from tesla_med.scoring import class_indices, incomplete, label_values, normalised_entropy, score
 from tesla_med.types import Case, Prediction
 
 AFFINE = np.diag([1.0, 2.0, 3.0, 1.0])
@@ -149,6 +150,6 @@ def test_slice_axis(tmp_path, order, axis):
     affine = np.eye(4)
     affine[:3, :3] = (np.diag([1.0, 1.0, -4.0]))[:, order]
     save_image(tmp_path / "a.nii.gz", np.zeros((4, 5, 6)) + np.arange(6), affine)
-    assert slice_axis(read_volume(tmp_path / "a.nii.gz"), "RAS") == axis
-    assert slice_axis(read_volume(tmp_path / "a.nii.gz"), "LPI") == axis
-    assert slice_axis(read_volume(tmp_path / "a.nii.gz"), "ASR") == order.index(0)
+    assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "RAS") == axis
+    assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "LPI") == axis
+    assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "ASR") == order.index(0)

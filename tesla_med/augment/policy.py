@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -191,10 +191,3 @@ class AdversarialPolicy(nn.Module):
             result[f"policy/probability/{op.name}"] = total
             result[f"policy/magnitude/{op.name}"] = float((weight * magnitudes).sum()) / max(total, 1e-12)
         return result
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return the state of both generators."""
-        return {
-            "generator": self.generator.get_state(),
-            "noise_generator": self.noise_generator.get_state(),
-        }

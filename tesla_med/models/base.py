@@ -72,9 +72,6 @@ def build_model(pipeline: PipelineConfig, params: Mapping[str, Any] | None = Non
     return network.build(checked, pipeline.channels, len(pipeline.classes))
 
 
-NORM_LAYERS: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
 def norm_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """Return the batch-normalisation layers in module order."""
     return [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

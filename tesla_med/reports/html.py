@@ -112,9 +112,10 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
         view: its arrays.
         run: for the classes, the number of slices and the slice direction.
     """
+    from tesla_med.nifti import slice_axis
     from tesla_med.reports import overlays
 
-    axis = overlays.slice_axis(view.affine, run.pipeline.preprocessing.orientation)
+    axis = slice_axis(view.affine, run.pipeline.preprocessing.orientation)
     low, high = overlays.display_window(view)
     pictures = []
     for index in overlays.choose_slices(view, axis, run.pipeline.report.overlays_per_case):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from tesla_med.config import LabelClass
 from tesla_med.metrics import bounding_box
+from tesla_med.nifti import axis_directions
 from tesla_med.types import CaseView, IntArray
 
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))  # positive and negative end of each RAS+ axis
@@ -53,27 +53,6 @@ class Plane:
         kept = np.take(array, index, axis=self.axis)
         plane: npt.NDArray[Any] = kept if self.rows < self.columns else kept.T
         return plane[:: -1 if self.flip_rows else 1, :: -1 if self.flip_columns else 1]
-
-
-def axis_directions(affine: npt.NDArray[np.float64]) -> tuple[tuple[int, bool], ...]:
-    """Return for each array axis the nearest world axis (0 R/L, 1 A/P, 2 S/I) and if it runs to -."""
-    columns = affine[:3, :3] / np.maximum(np.linalg.norm(affine[:3, :3], axis=0), 1e-12)
-    best = max(
-        itertools.permutations(range(3)),
-        key=lambda order: sum(abs(columns[world, axis]) for axis, world in enumerate(order)),
-    )
-    return tuple((world, bool(columns[world, axis] < 0)) for axis, world in enumerate(best))
-
-
-def slice_axis(affine: npt.NDArray[np.float64], orientation: str = "RAS") -> int:
-    """Return the array axis across which a pipeline of this ``orientation`` cuts slices.
-
-    Args:
-        affine: (4, 4) voxel to RAS+ mm.
-        orientation: axis codes the volume is brought to; slices run along the third.
-    """
-    target = next(world for world, pair in enumerate(LETTERS) if orientation[2] in pair)
-    return next(axis for axis, (world, _) in enumerate(axis_directions(affine)) if world == target)
 
 
 def layout(affine: npt.NDArray[np.float64], spacing: Sequence[float], axis: int) -> Plane:

@@ -21,6 +21,7 @@ from tesla_med.config import Protocol, Section
 from tesla_med.configfiles import validate
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers, to_model_range
+from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.registry import Registry
 
 Scalars = dict[str, Tensor | float]
@@ -196,6 +197,20 @@ class TTAMethod(ABC):
         self.load_state_dict(self._initial)
 
     # ------------------------------------------------------------ helpers
+
+    @contextmanager
+    def own_statistics(self, network: nn.Module, images: Tensor, limit: int) -> Iterator[None]:
+        """Normalise by the statistics of a case's slices inside the block; the old ones come back.
+
+        Args:
+            network: its running statistics are replaced.
+            images: (N, C, H, W) in [0, 1].
+            limit: at most this many slices, evenly spaced, give the statistics.
+        """
+        with kept_running_statistics(network), torch.no_grad():
+            with batch_statistics(network, momentum=1.0):
+                self.logits(network, self.to_device(evenly_spaced(images, limit)))
+            yield
 
     def to_device(self, images: Tensor) -> Tensor:
         """Return the images on the device of the method."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
@@ -40,7 +38,5 @@ class Source(TTAMethod):
         """Return the model's probabilities (N, L, H, W); its weights and statistics stay as they are."""
         if self.params.statistics == "running":
             return self.probabilities(self.model, images)
-        with kept_running_statistics(self.model), torch.no_grad():
-            with batch_statistics(self.model, momentum=1.0):
-                self.logits(self.model, self.to_device(evenly_spaced(images, self.params.max_slices)))
+        with self.own_statistics(self.model, images, self.params.max_slices):
             return self.probabilities(self.model, images)

@@ -30,8 +30,6 @@ from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import (
     batch_statistics,
     blend_running_statistics,
-    evenly_spaced,
-    kept_running_statistics,
     running_statistics,
 )
 from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
@@ -242,9 +240,7 @@ class TeSLA(TTAMethod):
         if images is None or self.params.predict_statistics == "running":
             yield self.teacher
             return
-        with kept_running_statistics(self.teacher), torch.no_grad():
-            with batch_statistics(self.teacher, momentum=1.0):
-                self.logits(self.teacher, self.to_device(evenly_spaced(images, self.params.max_slices)))
+        with self.own_statistics(self.teacher, images, self.params.max_slices):
             yield self.teacher
 
     @torch.no_grad()
