@@ -104,11 +104,9 @@ class Bench:
             model_range=self.pipeline.preprocessing.model_range,
             precision=self.precision,
             predict_batch=self.options.predict_batch,
+            cuda_graphs=not self.options.no_graphs,
         )
-        method = make_method("tesla", self.model, params, context)
-        if self.options.compile:
-            method.compile()
-        return method
+        return make_method("tesla", self.model, params, context)
 
     def passes(self, method: Any, images: Tensor) -> dict[str, float]:
         """Return seconds of a forward, a forward with backward, and a prediction's forward."""
@@ -184,7 +182,7 @@ class Bench:
         method = self.method("N-O", step["batch"])
 
         def updates() -> None:
-            for batch in method.batches(images):
+            for batch in method.batches(method.to_device(images)):
                 method.adapt(batch)
 
         count = sum(len(batch) for batch in method.batches(images))
@@ -252,7 +250,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=None)
     parser.add_argument("--site", default=None, help="with --volumes: real slices of this site")
     parser.add_argument("--volumes", type=Path, default=None)
-    parser.add_argument("--compile", action="store_true", help="torch.compile student and teacher")
+    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel: no CUDA graphs")
     parser.add_argument("--profile", type=Path, default=None, help="write the profiler's table here")
     parser.add_argument("--quick", action="store_true", help="width 4, 64 pixels, few repeats")
     parser.add_argument("--out", type=Path, default=None)

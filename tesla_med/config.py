@@ -238,6 +238,7 @@ class PipelineConfig(Section):
     protocols: dict[Protocol, dict[str, dict[str, Any]]] = {}
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = Field(16, ge=1)
+    cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
     reports: tuple[str, ...] = ("table", "calibration", "tensorboard", "html")
     report: ReportConfig = ReportConfig()
     citation: str = ""

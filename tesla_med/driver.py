@@ -94,6 +94,7 @@ class Driver:
         if self.reset == "case":
             self.method.reset()
         finite = True
+        images = self.method.to_device(images)  # once, not batch by batch
         for epoch in range(self.method.params.epochs):
             self.method.start_epoch(epoch, self.method.batches(images))
             finite &= self._note([self.method.adapt(batch) for batch in self.method.batches(images)])

@@ -82,6 +82,7 @@ class Plan:
             model_range=self.pipeline.preprocessing.model_range,
             precision=self.pipeline.precision,
             predict_batch=self.pipeline.predict_batch,
+            cuda_graphs=self.pipeline.cuda_graphs,
         )
 
     def make_method(self, name: str) -> TTAMethod:

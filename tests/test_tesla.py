@@ -16,7 +16,8 @@ from tesla_med.models.unet import UNet
 from tesla_med.normalisation import evenly_spaced
 from tesla_med.teacher import weak_view_thetas
 from tesla_med.tta import METHODS
-from tesla_med.tta.tesla import activations, clip_each, severity
+from tesla_med.tta.passes import activations
+from tesla_med.tta.tesla import clip_each, severity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

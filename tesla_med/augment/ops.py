@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tesla_med.augment import intensity, warp
 from tesla_med.registry import Registry
@@ -112,9 +113,9 @@ def _linear(magnitude: Tensor, low: float, high: float) -> Tensor:
 def _entry(row: int, column: int, low: float, high: float) -> Function:
     def function(images: Tensor, magnitude: Tensor, sign: Tensor | None) -> Tensor:
         value = _linear(magnitude, low, high) * (1.0 if sign is None else sign)
-        basis = torch.zeros(2, 3, device=images.device)
-        basis[row, column] = 1.0
-        return warp.identity(images.shape[0], images.device) + value[:, None, None] * basis
+        before = 3 * row + column
+        step = functional.pad(value[:, None], (before, 5 - before)).view(-1, 2, 3)
+        return warp.identity(images.shape[0], images.device) + step
 
     return function
 

@@ -77,6 +77,7 @@ class AdversarialPolicy(nn.Module):
         self.raw_magnitudes = nn.Parameter(torch.zeros(len(combinations), size, device=device))
         self.generator = generator
         self.noise_generator = noise_generator
+        self._on_host: tuple[int, Tensor, torch.cuda.Event] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -106,20 +107,43 @@ class AdversarialPolicy(nn.Module):
         if by == "uniform":
             chosen = torch.randint(len(self.sub_policies), (count,), generator=self.generator)
         else:
-            weights = self.probabilities.detach().cpu()
+            weights = self._probabilities_on_host()
             chosen = torch.multinomial(weights, count, replacement=True, generator=self.generator)
-        signs: dict[int, Tensor] = {}
+        coins: dict[int, Tensor] = {}
         noise: dict[int, Tensor] = {}
         device = self.logits.device
         for position, op in enumerate(self.ops):
             if op.signed:
-                coins = torch.randint(2, (count,), generator=self.generator)
-                signs[position] = (2.0 * coins - 1.0).to(device)
-            users, _ = self._users(chosen, position)
-            if op.noise is not None and len(users):
-                size = op.noise((len(users), *shape[1:]))
+                coins[position] = torch.randint(2, (count,), generator=self.generator)
+            users = int((self.sub_policies[chosen] == position).sum())
+            if op.noise is not None and users:
+                size = op.noise((users, *shape[1:]))
                 noise[position] = torch.randn(size, generator=self.noise_generator, device=device)
+        signs: dict[int, Tensor] = {}
+        if coins:
+            table = (2.0 * torch.stack(list(coins.values())) - 1.0).to(device, non_blocking=True)
+            signs = dict(zip(coins, table, strict=True))
         return Draw(chosen, signs, noise)
+
+    def prefetch(self) -> None:
+        """Start copying the probabilities to the host, so that the next draw by them need not wait.
+
+        Without it a draw waits for all that the device has been given to do.
+        """
+        if self.logits.device.type == "cuda":
+            probabilities = self.probabilities.detach()
+            host = torch.empty(probabilities.shape, pin_memory=True)
+            host.copy_(probabilities, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            self._on_host = (self.logits._version, host, copied)
+
+    def _probabilities_on_host(self) -> Tensor:
+        """Return the probabilities on the CPU: the prefetched ones unless the logits changed since."""
+        if self._on_host is not None and self._on_host[0] == self.logits._version:
+            self._on_host[2].synchronize()
+            return self._on_host[1]
+        return self.probabilities.detach().cpu()
 
     def apply_draw(self, images: Tensor, draw: Draw) -> View:
         """Make one view an image: the geometric ops as one warp, then the intensity ops in order.
@@ -130,40 +154,47 @@ class AdversarialPolicy(nn.Module):
             images: (n, C, H, W) float32 in [0, 1].
             draw: from :meth:`draw`.
         """
-        chosen = draw.sub_policy.to(self.raw_magnitudes.device)
+        chosen, used = self._users(draw.sub_policy)
         magnitudes = torch.sigmoid(self.raw_magnitudes[chosen])
-        used = [self._users(draw.sub_policy, position) for position in range(len(self.ops))]
         theta = self._theta(images, magnitudes, draw, used)
         view = warp.to_view(images.clamp(0, 1), theta).clamp(0, 1)
-        for position, op in enumerate(self.ops):
-            users, slots = used[position]
-            if op.kind == "intensity" and len(users):
-                rows = users.to(images.device, non_blocking=True)
-                strength = magnitudes[rows, slots.to(images.device, non_blocking=True)]
+        for position, (rows, slots) in used.items():
+            op = self.ops[position]
+            if op.kind == "intensity":
+                strength = magnitudes[rows, slots]
                 random = draw.signs[position][rows] if op.signed else draw.noise.get(position)
                 changed = op.intensities(view[rows], strength, random)
                 view = view.index_copy(0, rows, changed)
         return View(view, theta)
 
     def _theta(
-        self, images: Tensor, magnitudes: Tensor, draw: Draw, used: list[tuple[Tensor, Tensor]]
+        self, images: Tensor, magnitudes: Tensor, draw: Draw, used: dict[int, tuple[Tensor, Tensor]]
     ) -> Tensor:
         theta = warp.identity(images.shape[0], images.device)
-        for position, op in enumerate(self.ops):
-            users, slots = used[position]
-            if op.kind != "geometric" or not len(users):
-                continue
-            rows = users.to(images.device, non_blocking=True)
-            strength = magnitudes[rows, slots.to(images.device, non_blocking=True)]
-            sign = draw.signs[position][rows] if position in draw.signs else None
-            step = op.theta(images[rows], strength, sign)
-            theta = theta.index_copy(0, rows, warp.compose(theta[rows], step))
+        for position, (rows, slots) in used.items():
+            op = self.ops[position]
+            if op.kind == "geometric":
+                sign = draw.signs[position][rows] if position in draw.signs else None
+                step = op.theta(images[rows], magnitudes[rows, slots], sign)
+                theta = theta.index_copy(0, rows, warp.compose(theta[rows], step))
         return theta
 
-    def _users(self, chosen: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Return the images whose sub-policy holds the op, and the op's slot in each."""
-        rows, slots = torch.nonzero(self.sub_policies[chosen] == position, as_tuple=True)
-        return rows, slots
+    def _users(self, chosen: Tensor) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
+        """Return the sub-policies on the device, and by op in use its images and its slot in each.
+
+        One table goes to the device, so that nothing waits for it.
+        """
+        members = self.sub_policies[chosen]
+        found = [torch.nonzero(members == position) for position in range(len(self.ops))]
+        table = torch.cat([torch.stack([chosen, chosen], dim=1), *found])
+        sizes = [len(chosen), *map(len, found)]
+        parts = torch.split(table.to(self.logits.device, non_blocking=True), sizes)
+        used = {
+            position: (part[:, 0], part[:, 1])
+            for position, part in enumerate(parts[1:])
+            if len(found[position])
+        }
+        return parts[0][:, 0], used
 
     def surrogate(self, losses: Tensor, draw: Draw) -> Tensor:
         """Return a scalar whose gradient is the estimator of Eq. 12, averaged over the batch.
@@ -176,7 +207,7 @@ class AdversarialPolicy(nn.Module):
             losses: (n,) policy objective of each image, differentiable in the magnitudes.
             draw: the draw that made the images.
         """
-        log_p = self.logits.log_softmax(dim=0)[draw.sub_policy.to(self.logits.device)]
+        log_p = self.logits.log_softmax(dim=0)[draw.sub_policy.to(self.logits.device, non_blocking=True)]
         return (losses + losses.detach() * log_p).mean()
 
     def summary(self) -> dict[str, float]:

@@ -20,14 +20,9 @@ def identity(count: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.eye(2, 3, device=device).expand(count, 2, 3)
 
 
-def _square(theta: Tensor) -> Tensor:
-    last = theta.new_tensor([0.0, 0.0, 1.0]).expand(theta.shape[0], 1, 3)
-    return torch.cat([theta, last], dim=1)
-
-
 def compose(first: Tensor, second: Tensor) -> Tensor:
     """Return the theta of warping by ``first`` and the result by ``second``; both (N, 2, 3)."""
-    return (_square(first) @ _square(second))[:, :2]
+    return first[:, :, :2] @ second + functional.pad(first[:, :, 2:], (2, 0))
 
 
 def invert(theta: Tensor) -> Tensor:

@@ -33,21 +33,23 @@ class _ShiftedBatchNorm(nn.BatchNorm2d):
     def forward(self, features: Tensor, shift: Tensor | None = None) -> Tensor:
         if shift is None or self.running_mean is None:
             return super().forward(features)
-        mean = self.running_mean - shift.detach()
+        # Backward never reads the running mean of a training pass, so moving it below is no harm: .data
+        shifted = self.running_mean.data if self.training else self.running_mean - shift.detach()
         # Batch statistics leave the bias no say, so its gradient is zero; it is there all the same.
         offset = self.bias + 0.0 * shift if torch.is_grad_enabled() and shift.requires_grad else self.bias
+        momentum = 0.1 if self.momentum is None else self.momentum
         output = functional.batch_norm(
             features,
-            mean,
+            shifted,
             self.running_var,
             self.weight,
             offset,
             self.training,
-            0.1 if self.momentum is None else self.momentum,
+            momentum,
             self.eps,
         )
-        if self.training:
-            self.running_mean.copy_(mean + shift.detach())
+        if self.training and momentum:
+            self.running_mean.add_(shift.detach(), alpha=momentum)
         return output
 
 
@@ -95,7 +97,9 @@ class _Up(nn.Module):
         self.conv = _DoubleConv(inputs, outputs, inputs // 2)
 
     def forward(self, features: Tensor, skip: Tensor) -> Tensor:
-        return self.conv(torch.cat([skip, self.up(features)], dim=1))  # type: ignore[no-any-return]
+        with torch.autocast(features.device.type, enabled=False):  # which would make float32 of bfloat16
+            upsampled = self.up(features)
+        return self.conv(torch.cat([skip, upsampled], dim=1))  # type: ignore[no-any-return]
 
 
 class _Out(nn.Module):

@@ -48,6 +48,7 @@ class MethodContext:
         model_range: images in [0, 1] are mapped to this before the network.
         precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
         predict_batch: slices a forward when predicting.
+        cuda_graphs: on a CUDA device, capture repeated passes and replay them.
     """
 
     device: torch.device
@@ -55,6 +56,7 @@ class MethodContext:
     model_range: tuple[float, float] = (-1.0, 1.0)
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = 16
+    cuda_graphs: bool = True
 
 
 class TTAMethod(ABC):
@@ -106,7 +108,8 @@ class TTAMethod(ABC):
         if self.params.draw == "replacement":
             updates = self.params.updates_per_case or -(-count // size)
             for _ in range(updates):
-                yield images[torch.randint(count, (size,), generator=self.generator)]
+                index = torch.randint(count, (size,), generator=self.generator)
+                yield images[index.to(images.device, non_blocking=True)]
         else:
             for start in range(0, count, size):
                 yield images[start : start + size]
@@ -233,12 +236,12 @@ class TTAMethod(ABC):
 
     @torch.no_grad()
     def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return probabilities in batches of ``predict_batch``, on the CPU or the device of images."""
+        """Return probabilities in batches of ``predict_batch``, where the images are."""
         parts = []
         for start in range(0, images.shape[0], self.context.predict_batch):
             batch = self.to_device(images[start : start + self.context.predict_batch])
-            parts.append(self.logits(model, batch).softmax(dim=1).to(images.device))
-        return torch.cat(parts)
+            parts.append(self.logits(model, batch).softmax(dim=1))
+        return torch.cat(parts).to(images.device)
 
 
 METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta")

@@ -27,13 +27,10 @@ from tesla_med.augment import warp
 from tesla_med.augment.policy import AdversarialPolicy, View
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
-from tesla_med.normalisation import (
-    batch_statistics,
-    blend_running_statistics,
-    running_statistics,
-)
+from tesla_med.normalisation import blend_running_statistics, running_statistics
 from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+from tesla_med.tta.passes import GraphPool, NetworkPass
 
 
 class TeSLAParams(MethodParams):
@@ -109,7 +106,25 @@ class TeSLA(TTAMethod):
             fused=self.context.device.type == "cuda" or None,
         )
         self.policy_optimizer = self._make_policy_optimizer()
+        self._make_passes()
         self.epoch = 0
+
+    def _make_passes(self) -> None:
+        """Make every kind of pass of an update: who is asked, what it moves, what it returns."""
+        p: TeSLAParams = self.params
+        augmented = p.statistics_momentum if p.moving_passes == "all" else None
+        repeated = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
+        pool = GraphPool(self.context.cuda_graphs)
+        teacher, student = self.teacher, self.student
+        self._clean = NetworkPass(teacher, self.logits, momentum=repeated, tap=True, pool=pool)
+        self._weak = NetworkPass(teacher, self.logits, momentum=augmented, pool=pool)
+        self._attacked = NetworkPass(
+            teacher, self.logits, momentum=augmented, tap=True, gradient=True, pool=pool
+        )
+        self._learning = NetworkPass(
+            student, self.logits, momentum=p.statistics_momentum, gradient=True, pool=pool
+        )
+        self._distilling = NetworkPass(student, self.logits, momentum=augmented, gradient=True, pool=pool)
 
     def _make_policy_optimizer(self) -> torch.optim.Adam:
         p: TeSLAParams = self.params
@@ -142,9 +157,9 @@ class TeSLA(TTAMethod):
     @torch.no_grad()
     def _refresh(self, batches: Iterable[Tensor]) -> None:
         """Let the batches move the running statistics, the same for student and teacher."""
+        move = NetworkPass(self.student, self.logits, momentum=self.params.statistics_momentum)
         for images in batches:
-            with batch_statistics(self.student, momentum=self.params.statistics_momentum):
-                self.logits(self.student, self.to_device(images))
+            move(self.to_device(images))
         blend_running_statistics(self.teacher, running_statistics(self.student), 0.0)
 
     def adapt(self, images: Tensor) -> Scalars:
@@ -157,44 +172,36 @@ class TeSLA(TTAMethod):
         self.steps += 1
         return scalars | {"loss/policy": policy_loss}
 
-    def _augmented_momentum(self) -> float | None:
-        """Share of an augmented batch in running statistics; None where it moves nothing."""
-        return self.params.statistics_momentum if self.params.moving_passes == "all" else None
-
     @torch.no_grad()
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return refined pseudo-labels, and the clean activations for the severity term."""
         p: TeSLAParams = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
         views = p.weak_views_first_epoch if first_epoch else p.weak_views
-        momentum = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
-        with batch_statistics(self.teacher, momentum=momentum), activations(self.teacher) as reference:
-            clean = self.logits(self.teacher, images).softmax(dim=1)
-        with batch_statistics(self.teacher, momentum=self._augmented_momentum()):
-            labels = average_over_views(
-                images,
-                lambda view: self.logits(self.teacher, view).softmax(dim=1),
-                int(views or 1),
-                self.generator,
-                first=clean,
-                scale=p.weak_scale,
-                shift=p.weak_shift,
-                flip=p.weak_flip,
-            )
+        logits, reference = self._clean(images)
+        labels = average_over_views(
+            images,
+            lambda view: self._weak(view)[0].softmax(dim=1),
+            int(views or 1),
+            self.generator,
+            first=logits.softmax(dim=1),
+            scale=p.weak_scale,
+            shift=p.weak_shift,
+            flip=p.weak_flip,
+        )
         return labels, reference
 
     def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor:
         """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is."""
         draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
         view = self.policy.apply_draw(images, draw)
-        momentum = self._augmented_momentum()
-        with batch_statistics(self.teacher, momentum=momentum), activations(self.teacher) as seen:
-            probs = self.logits(self.teacher, view.images).softmax(dim=1)
-        negative_entropy = losses.negative_entropy(warp.from_view(probs, view.theta))
+        logits, seen = self._attacked(view.images)
+        negative_entropy = losses.negative_entropy(warp.from_view(logits.softmax(dim=1), view.theta))
         objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
         self.policy_optimizer.step()
+        self.policy.prefetch()
         mean: Tensor = objective.detach().mean()
         return mean
 
@@ -206,18 +213,17 @@ class TeSLA(TTAMethod):
         """Take one student step: Eq. 3 on the clean images, Eq. 4 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
-        with batch_statistics(self.student, momentum=p.statistics_momentum):
-            logits = self.logits(self.student, images)
-            flipped = losses.flipped_cross_entropy(logits, pseudo_labels)
-            marginal = losses.class_marginal(logits)
-            (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
+        logits, _ = self._learning(images)
+        flipped = losses.flipped_cross_entropy(logits, pseudo_labels)
+        marginal = losses.class_marginal(logits)
+        (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
             view = self._adversarial_view(images)
             targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
-            with batch_statistics(self.student, momentum=self._augmented_momentum()):
-                distilled = losses.distillation(self.logits(self.student, view.images), targets)
-                (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
+            logits, _ = self._distilling(view.images)
+            distilled = losses.distillation(logits, targets)
+            (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
         if p.clip_norm is not None:
             clip_each(self.student, p.clip_norm)
         self.optimizer.step()
@@ -293,39 +299,6 @@ class TeSLA(TTAMethod):
         """Restore exactly what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self.epoch = copy.copy(state["epoch"])
-
-
-class _MeanTap(torch.autograd.Function):
-    """The identity and the spatial mean of each channel, with one pass over memory backward."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.pixels = features.shape[2] * features.shape[3]
-        return features.view_as(features), features.mean(dim=(2, 3), dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, passed: Tensor, mean: Tensor) -> Tensor:
-        share = (mean / ctx.pixels).to(passed.dtype)
-        gradient: Tensor = passed + share[:, :, None, None]
-        return gradient
-
-
-@contextmanager
-def activations(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the spatial mean of each channel at the input of every batch norm, (n, C) a layer."""
-    means: list[Tensor] = []
-
-    def keep(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        passed, mean = _MeanTap.apply(inputs[0])
-        means.append(mean)
-        return (passed, *inputs[1:])
-
-    handles = [layer.register_forward_pre_hook(keep) for layer in norm_layers(model)]
-    try:
-        yield means
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:

@@ -1,0 +1,158 @@
+"""Passes of batches through a network, normalised by each batch's own statistics.
+
+A method repeats a few kinds of pass thousands of times. On a CUDA device launching their kernels one
+by one can take longer than running them; such a pass is captured as a CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tesla_med.models.base import norm_layers
+from tesla_med.normalisation import batch_statistics, kept_running_statistics
+
+log = logging.getLogger(__name__)
+
+Logits = Callable[[nn.Module, Tensor], Tensor]
+
+
+class _MeanTap(torch.autograd.Function):
+    """The identity and the spatial mean of each channel, with one pass over memory backward."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.pixels = features.shape[2] * features.shape[3]
+        return features.view_as(features), features.mean(dim=(2, 3), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, passed: Tensor, mean: Tensor) -> Tensor:
+        share = (mean / ctx.pixels).to(passed.dtype)
+        gradient: Tensor = passed + share[:, :, None, None]
+        return gradient
+
+
+@contextmanager
+def activations(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the spatial mean of each channel at the input of every batch norm, (n, C) a layer."""
+    means: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        passed, mean = _MeanTap.apply(inputs[0])
+        means.append(mean)
+        return (passed, *inputs[1:])
+
+    handles = [layer.register_forward_pre_hook(keep) for layer in norm_layers(model)]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class GraphPool:
+    """Memory that the graphs of one method share: they run one after the other, backward included."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self._handle: Any = None
+
+    def handle(self) -> Any:
+        """Return the pool's identifier, made at the first call."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+
+class NetworkPass:
+    """One kind of pass: images (n, C, H, W) in [0, 1] to logits and, where asked for, activations.
+
+    The first shape that comes twice running is captured where ``pool`` wants graphs and the images are
+    on a CUDA device; other shapes run kernel by kernel. What a replay returns is overwritten by the next
+    replay of the same pass, and its backward must come before another pass of the same pool.
+
+    Args:
+        network: its running statistics move by ``momentum``.
+        logits: (network, images) -> float32 logits.
+        momentum: share of a batch in running statistics; None leaves them alone.
+        tap: return the mean activations at the input of every batch norm too.
+        gradient: whether results need a gradient, of the images or of the network.
+        pool: where graphs are kept; None: never capture.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        logits: Logits,
+        *,
+        momentum: float | None,
+        tap: bool = False,
+        gradient: bool = False,
+        pool: GraphPool | None = None,
+    ) -> None:
+        self.network = network
+        self.momentum = momentum
+        self._logits = logits
+        self._tap = tap
+        self._gradient = gradient
+        self._pool = pool
+        self._last: tuple[Any, ...] = ()
+        self._captured: tuple[Any, ...] = ()
+        self._replay: Callable[[Tensor], tuple[Tensor, ...]] = self._run
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return float32 logits (n, L, H, W) and the (n, C) mean activations of each norm, or none."""
+        with torch.set_grad_enabled(self._gradient):
+            logits, *means = self._chosen(images)(images)
+        return logits, means
+
+    def _run(self, images: Tensor) -> tuple[Tensor, ...]:
+        with batch_statistics(self.network, momentum=self.momentum):
+            if not self._tap:
+                return (self._logits(self.network, images),)
+            with activations(self.network) as means:
+                logits = self._logits(self.network, images)
+            return (logits, *means)
+
+    def _chosen(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        if self._pool is None or not self._pool.wanted or not images.is_cuda:
+            return self._run
+        kind = (tuple(images.shape), images.requires_grad)
+        if not self._captured and kind == self._last:
+            self._capture(images)
+            self._captured = kind
+        self._last = kind
+        return self._replay if kind == self._captured else self._run
+
+    def _capture(self, images: Tensor) -> None:
+        assert self._pool is not None  # noqa: S101 - for the type checker
+        sample = images.detach().clone().requires_grad_(images.requires_grad)
+        try:
+            with kept_running_statistics(self.network):
+                replay = torch.cuda.make_graphed_callables(
+                    _Captured(self.network, self._run),
+                    (sample,),
+                    allow_unused_input=True,
+                    pool=self._pool.handle(),
+                )
+            self._replay = cast("Callable[[Tensor], tuple[Tensor, ...]]", replay)
+        except RuntimeError as error:
+            log.warning("this network cannot run as a CUDA graph (%s); it runs kernel by kernel", error)
+            self._pool.wanted = False
+
+
+class _Captured(nn.Module):
+    """A pass in the form that capture wants: a module whose parameters are the network's."""
+
+    def __init__(self, network: nn.Module, run: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.network = network
+        self._run = run
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self._run(images)
