@@ -7,6 +7,7 @@ by one can take longer than running them; such a pass is captured as a CUDA grap
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -73,8 +74,8 @@ class NetworkPass:
     """One kind of pass: images (n, C, H, W) in [0, 1] to logits and, where asked for, activations.
 
     The first shape that comes twice running is captured where ``pool`` wants graphs and the images are
-    on a CUDA device; other shapes run kernel by kernel. What a replay returns is overwritten by the next
-    replay of the same pass, and its backward must come before another pass of the same pool.
+    on a CUDA device; other shapes run kernel by kernel. All graphs of a pool share memory, so logits must be
+    used, and backward done, before another pass of the pool; activations without gradient are copied out.
 
     Args:
         network: its running statistics move by ``momentum``.
@@ -108,7 +109,10 @@ class NetworkPass:
     def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return float32 logits (n, L, H, W) and the (n, C) mean activations of each norm, or none."""
         with torch.set_grad_enabled(self._gradient):
-            logits, *means = self._chosen(images)(images)
+            chosen = self._chosen(images)
+            logits, *means = chosen(images)
+        if chosen != self._run and not self._gradient:
+            means = [mean.clone() for mean in means]  # they outlive other passes, which share the memory
         return logits, means
 
     def _run(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -131,6 +135,8 @@ class NetworkPass:
 
     def _capture(self, images: Tensor) -> None:
         assert self._pool is not None  # noqa: S101 - for the type checker
+        # Parameters were first seen on the stream of the capture, which autograd handles, and tells of.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         sample = images.detach().clone().requires_grad_(images.requires_grad)
         try:
             with kept_running_statistics(self.network):
