@@ -13,6 +13,7 @@ with backwards, V the weak views. Slices are generated phantoms, or those of --v
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -269,6 +270,9 @@ def main() -> None:
         images = generated_slices(count, options.size)
     rows: list[dict[str, Any]] = []
     for precision in precisions:
+        gc.collect()  # the networks and graphs of the last one
+        if gpu:
+            torch.cuda.empty_cache()
         bench = Bench(options, precision)
         many = bench.step("N-M", options.batch, images, {})
         show(many, f"N-M {precision}, a pass")

@@ -7,6 +7,7 @@ Equalize, posterize and sharpness follow the released operations to rounding err
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +28,28 @@ def straight_through(output: Tensor, magnitude: Tensor, images: Tensor | None = 
     return result + (strength - strength.detach())  # adds an exact 0, so that no value leaves [0, 1]
 
 
+class _UnitRange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        result = images.clamp(0, 1)
+        ctx.save_for_backward(images == result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (inside,) = ctx.saved_tensors
+        passed: Tensor = gradients[0] * inside
+        return passed
+
+
 def unit_range(images: Tensor) -> Tensor:
     """Clamp to [0, 1] with a gradient of 1 on the closed range, 0 outside.
 
     ``clamp`` gives pixels that lie exactly on 0 or 1 a gradient in some releases of PyTorch and none
     in others.
     """
-    return torch.where((images >= 0) & (images <= 1), images, images.detach().clamp(0, 1))
+    result: Tensor = _UnitRange.apply(images)
+    return result
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:

@@ -60,10 +60,10 @@ class Op:
         return self.function(images, magnitude, sign)
 
     def intensities(self, images: Tensor, magnitude: Tensor, draw: Tensor | None = None) -> Tensor:
-        """Return the images of an intensity op, clamped to [0, 1]; unchanged for a geometric op."""
+        """Return the images of an intensity op, both in [0, 1]; a geometric op changes none."""
         if self.kind == "geometric":
             return images
-        return intensity.unit_range(self.function(intensity.unit_range(images), magnitude, draw))
+        return intensity.unit_range(self.function(images, magnitude, draw))
 
     def __call__(
         self, images: Tensor, magnitude: Tensor, draw: Tensor | None = None
@@ -82,7 +82,7 @@ class Op:
         theta = self.theta(images, magnitude, draw)
         if self.kind == "geometric":
             return warp.to_view(images.clamp(0, 1), theta).clamp(0, 1), theta
-        return self.intensities(images, magnitude, draw), theta
+        return self.intensities(intensity.unit_range(images), magnitude, draw), theta
 
 
 OPS: Registry[Op] = Registry("augmentation op")

@@ -115,7 +115,7 @@ class AdversarialPolicy(nn.Module):
         for position, op in enumerate(self.ops):
             if op.signed:
                 coins[position] = torch.randint(2, (count,), generator=self.generator)
-            users = int((self.sub_policies[chosen] == position).sum())
+            users = int((self.sub_policies[chosen] == position).sum()) if op.noise is not None else 0
             if op.noise is not None and users:
                 size = op.noise((users, *shape[1:]))
                 noise[position] = torch.randn(size, generator=self.noise_generator, device=device)
@@ -175,7 +175,7 @@ class AdversarialPolicy(nn.Module):
             op = self.ops[position]
             if op.kind == "geometric":
                 sign = draw.signs[position][rows] if position in draw.signs else None
-                step = op.theta(images[rows], magnitudes[rows, slots], sign)
+                step = op.theta(images[: len(rows)], magnitudes[rows, slots], sign)  # its size counts only
                 theta = theta.index_copy(0, rows, warp.compose(theta[rows], step))
         return theta
 

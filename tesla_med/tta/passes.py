@@ -102,6 +102,7 @@ class NetworkPass:
         self._tap = tap
         self._gradient = gradient
         self._pool = pool
+        self._channels: list[int] = []
         self._last: tuple[Any, ...] = ()
         self._captured: tuple[Any, ...] = ()
         self._replay: Callable[[Tensor], tuple[Tensor, ...]] = self._run
@@ -110,10 +111,12 @@ class NetworkPass:
         """Return float32 logits (n, L, H, W) and the (n, C) mean activations of each norm, or none."""
         with torch.set_grad_enabled(self._gradient):
             chosen = self._chosen(images)
-            logits, *means = chosen(images)
-        if chosen != self._run and not self._gradient:
-            means = [mean.clone() for mean in means]  # they outlive other passes, which share the memory
-        return logits, means
+            logits, *rest = chosen(images)
+        if not rest:
+            return logits, []
+        # Without gradient they outlive other passes, which share the memory of a graph.
+        means = rest[0] if self._gradient else rest[0].clone()
+        return logits, list(torch.split(means, self._channels, dim=1))
 
     def _run(self, images: Tensor) -> tuple[Tensor, ...]:
         with batch_statistics(self.network, momentum=self.momentum):
@@ -121,7 +124,10 @@ class NetworkPass:
                 return (self._logits(self.network, images),)
             with activations(self.network) as means:
                 logits = self._logits(self.network, images)
-            return (logits, *means)
+            if not means:
+                return (logits,)
+            self._channels = [mean.shape[1] for mean in means]
+            return (logits, torch.cat(means, dim=1))
 
     def _chosen(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         if self._pool is None or not self._pool.wanted or not images.is_cuda:

@@ -132,7 +132,7 @@ class TeSLA(TTAMethod):
             {"params": [self.policy.logits], "lr": p.policy_learning_rate},
             {"params": [self.policy.raw_magnitudes], "lr": p.magnitude_learning_rate},
         ]
-        return torch.optim.Adam(groups)
+        return torch.optim.Adam(groups, fused=self.context.device.type == "cuda" or None)
 
     def _choose_parameters(self) -> None:
         self.student.requires_grad_(True)
@@ -313,9 +313,10 @@ def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
     """
     if not seen:
         return torch.zeros(1)
-    return torch.stack(
-        [((a - b.detach()) ** 2).mean(dim=1) for a, b in zip(seen, reference, strict=True)]
-    ).mean(dim=0)
+    channels = torch.tensor([layer.shape[1] for layer in seen])
+    weights = (1.0 / (channels * len(seen))).repeat_interleave(channels)
+    squares = (torch.cat(seen, dim=1) - torch.cat(reference, dim=1).detach()) ** 2
+    return (squares * weights.to(squares.device, non_blocking=True)).sum(dim=1)
 
 
 @torch.no_grad()
