@@ -7,6 +7,8 @@ are those of Tomar et al., TeSLA, CVPR 2023.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -93,8 +95,7 @@ def normalised_entropy(probs: Tensor) -> Tensor:
     """Return the entropy of each pixel divided by log L, in [0, 1]: (N, L, *spatial) -> (N, *spatial)."""
     safe = probs.float().clamp(0, 1)
     entropy = -torch.xlogy(safe, safe.clamp_min(EPSILON)).sum(dim=1)
-    scale = torch.log(torch.tensor(float(probs.shape[1]), device=probs.device))
-    return (entropy / scale).clamp(0, 1)
+    return (entropy / math.log(probs.shape[1])).clamp(0, 1)
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

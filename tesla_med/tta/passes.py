@@ -6,8 +6,10 @@ by one can take longer than running them; such a pass is captured as a CUDA grap
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -21,6 +23,7 @@ from tesla_med.normalisation import batch_statistics, kept_running_statistics
 log = logging.getLogger(__name__)
 
 Logits = Callable[[nn.Module, Tensor], Tensor]
+Run = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class _MeanTap(torch.autograd.Function):
@@ -98,14 +101,17 @@ class NetworkPass:
     ) -> None:
         self.network = network
         self.momentum = momentum
-        self._logits = logits
+        # A pass must not keep its method alive: both hold networks, and graphs their memory.
+        self._logits: Callable[[], Logits | None] = (
+            weakref.WeakMethod(logits) if inspect.ismethod(logits) else lambda: logits
+        )
         self._tap = tap
         self._gradient = gradient
         self._pool = pool
         self._channels: list[int] = []
         self._last: tuple[Any, ...] = ()
         self._captured: tuple[Any, ...] = ()
-        self._replay: Callable[[Tensor], tuple[Tensor, ...]] = self._run
+        self._replay: Run | None = None
 
     def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return float32 logits (n, L, H, W) and the (n, C) mean activations of each norm, or none."""
@@ -119,17 +125,19 @@ class NetworkPass:
         return logits, list(torch.split(means, self._channels, dim=1))
 
     def _run(self, images: Tensor) -> tuple[Tensor, ...]:
+        compute = self._logits()
+        assert compute is not None  # noqa: S101 - the method that owns this pass is at work
         with batch_statistics(self.network, momentum=self.momentum):
             if not self._tap:
-                return (self._logits(self.network, images),)
+                return (compute(self.network, images),)
             with activations(self.network) as means:
-                logits = self._logits(self.network, images)
+                logits = compute(self.network, images)
             if not means:
                 return (logits,)
             self._channels = [mean.shape[1] for mean in means]
             return (logits, torch.cat(means, dim=1))
 
-    def _chosen(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def _chosen(self, images: Tensor) -> Run:
         if self._pool is None or not self._pool.wanted or not images.is_cuda:
             return self._run
         kind = (tuple(images.shape), images.requires_grad)
@@ -137,22 +145,21 @@ class NetworkPass:
             self._capture(images)
             self._captured = kind
         self._last = kind
-        return self._replay if kind == self._captured else self._run
+        return self._replay if self._replay is not None and kind == self._captured else self._run
 
     def _capture(self, images: Tensor) -> None:
         assert self._pool is not None  # noqa: S101 - for the type checker
         # Parameters were first seen on the stream of the capture, which autograd handles, and tells of.
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
+        captured = _Captured(self)
         sample = images.detach().clone().requires_grad_(images.requires_grad)
         try:
             with kept_running_statistics(self.network):
-                replay = torch.cuda.make_graphed_callables(
-                    _Captured(self.network, self._run),
-                    (sample,),
-                    allow_unused_input=True,
-                    pool=self._pool.handle(),
+                torch.cuda.make_graphed_callables(
+                    captured, (sample,), allow_unused_input=True, pool=self._pool.handle()
                 )
-            self._replay = cast("Callable[[Tensor], tuple[Tensor, ...]]", replay)
+            self._replay = cast("Run", captured.forward)
+            del captured.forward  # which was put there, and would keep itself and the memory alive
         except RuntimeError as error:
             log.warning("this network cannot run as a CUDA graph (%s); it runs kernel by kernel", error)
             self._pool.wanted = False
@@ -161,10 +168,12 @@ class NetworkPass:
 class _Captured(nn.Module):
     """A pass in the form that capture wants: a module whose parameters are the network's."""
 
-    def __init__(self, network: nn.Module, run: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    def __init__(self, owner: NetworkPass) -> None:
         super().__init__()
-        self.network = network
-        self._run = run
+        self.network = owner.network
+        self._owner = weakref.ref(owner)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return self._run(images)
+        owner = self._owner()
+        assert owner is not None  # noqa: S101 - it is the one that captures
+        return owner._run(images)

@@ -43,6 +43,9 @@ class TeSLAParams(MethodParams):
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
     distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
     freeze_norm_affine: bool = False
+    reliability: float = Field(
+        0.0, ge=0, description="a pixel counts (1 - normalised entropy of its pseudo-label) to this power"
+    )
 
     weak_views: int = Field(5, ge=1, description="views of a pseudo-label, the image included")
     weak_views_first_epoch: int | None = Field(None, ge=1)
@@ -209,12 +212,20 @@ class TeSLA(TTAMethod):
     def _adversarial_view(self, images: Tensor) -> View:
         return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
 
+    def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
+        if self.params.reliability == 0:
+            return None
+        certainty = 1.0 - losses.normalised_entropy(pseudo_labels)
+        weight: Tensor = certainty**self.params.reliability
+        return weight
+
     def _update_student(self, images: Tensor, pseudo_labels: Tensor) -> Scalars:
         """Take one student step: Eq. 3 on the clean images, Eq. 4 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
         logits, _ = self._learning(images)
-        flipped = losses.flipped_cross_entropy(logits, pseudo_labels)
+        weight = self._pixel_weight(pseudo_labels)
+        flipped = losses.flipped_cross_entropy(logits, pseudo_labels, weight)
         marginal = losses.class_marginal(logits)
         (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
@@ -222,7 +233,7 @@ class TeSLA(TTAMethod):
             view = self._adversarial_view(images)
             targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
             logits, _ = self._distilling(view.images)
-            distilled = losses.distillation(logits, targets)
+            distilled = losses.distillation(logits, targets, self._pixel_weight(targets))
             (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
         if p.clip_norm is not None:
             clip_each(self.student, p.clip_norm)
