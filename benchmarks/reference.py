@@ -12,6 +12,7 @@ the 2018 grey-matter challenge's scans, not the SCGM 2016 set. Nothing here is t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -154,6 +155,7 @@ def measure_cell(
         context = MethodContext(
             device, seed, pipeline.preprocessing.model_range, options.precision, pipeline.predict_batch
         )
+        gc.collect()  # the last method's networks and graphs
         method = make_method(name, model, pipeline.method_params(name, protocol), context)
         start = time.perf_counter()
         scores = list(run_site(reader, cases, method, protocol, pipeline.reset_for(protocol)))

@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--site", default=None, help="with --volumes: real slices of this site")
     parser.add_argument("--volumes", type=Path, default=None)
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel: no CUDA graphs")
-    parser.add_argument("--profile", type=Path, default=None, help="write the profiler's table here")
+    parser.add_argument("--profile", type=Path, default=None, help="for the tables: STEM-PRECISION.txt")
     parser.add_argument("--quick", action="store_true", help="width 4, 64 pixels, few repeats")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -283,7 +283,8 @@ def main() -> None:
         show(volume, f"N-O {precision}, a volume")
         rows.append({"precision": precision, "N-M": many, "N-O": one, "N-O volume": volume})
         if options.profile:
-            options.profile.write_text(profile(bench, options.batch, images), encoding="utf-8")
+            path = options.profile.with_stem(f"{options.profile.stem}-{precision}")
+            path.write_text(profile(bench, options.batch, images), encoding="utf-8")
     if options.out:
         content = {
             "command": " ".join(["python", "benchmarks/speed.py", *sys.argv[1:]]),
