@@ -16,14 +16,17 @@ import numpy as np
 from torch import Tensor
 
 from tesla_med import scoring
+from tesla_med.caseprediction import CasePredictor
 from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
 from tesla_med.driver import Driver
 from tesla_med.errors import OutputError
 from tesla_med.files import output_lock
+from tesla_med.guard import Verdict
 from tesla_med.io import write_map, write_mask
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
+from tesla_med.postprocess import keep_largest
 from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
 from tesla_med.runs import RunFolder
 from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress, mean_of_known
@@ -77,6 +80,7 @@ def adapt_site(
     seed: int = 0,
     device: str = "auto",
     reset: Reset | None = None,
+    guard: bool | None = None,
     save_probs: bool = False,
     save_uncertainty: bool = False,
     resume: bool = False,
@@ -99,6 +103,8 @@ def adapt_site(
         device: auto, cpu or cuda.
         reset: when the method returns to the source model: never, site or case; default: the
             pipeline's for the protocol.
+        guard: judge every volume and stay at or near the source where adapting does not help; default:
+            the pipeline's.
         save_probs: also write class probabilities.
         save_uncertainty: also write normalised entropy.
         resume: go on with an interrupted run of the same settings.
@@ -127,11 +133,16 @@ def adapt_site(
         seed=seed,
         device=device,
         reset=reset,
-        overrides=tuple(overrides),
+        overrides=(*overrides, *guard_override(guard)),
         save_probs=save_probs,
         save_uncertainty=save_uncertainty,
     )
     return run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def guard_override(guard: bool | None) -> tuple[str, ...]:
+    """Return the override that ``--guard`` and ``--no-guard`` stand for."""
+    return () if guard is None else (f"guard.enabled={str(guard).lower()}",)
 
 
 def run_plan(
@@ -163,6 +174,7 @@ class _Run:
         self.manifest = plan.manifest()
         self.results: dict[str, CaseResult] = {}
         self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
+        self.predict = CasePredictor(self.source, self.method, self.driver, plan.pipeline.guard)
         self.independent = plan.reset == "case" or not self.method.adapts
         self.reports: list[Report] = []
         for name in plan.pipeline.reports:
@@ -205,7 +217,7 @@ class _Run:
         for loaded in read_ahead(todo, self.load):
             self._do_case(loaded)
             self.progress("cases", len(self.results), total)
-        if not self.independent and any(item.used == "adapted" for item in self.results.values()):
+        if not self.independent and any(item.used != "source" for item in self.results.values()):
             self._save_checkpoint("adapted", None)
 
     def _finish(self) -> SiteResult:
@@ -278,26 +290,33 @@ class _Run:
     def _process(self, loaded: LoadedCase) -> tuple[CaseResult, CaseView]:
         if loaded.prepared is None:
             source = adapted = self._background(loaded)
-            used, reason, slices = "source", "the image is constant: nothing to adapt to or to find", 0
+            verdict, slices = Verdict(0.0, "the image is constant: nothing to adapt to or to find"), 0
         else:
             images = loaded.prepared.images
             slices = images.shape[0]
-            source, adapted, used, reason = self._predict(loaded, images)
+            outcome = self.predict(images)
+            verdict = outcome.verdict
+            source = adapted = self._restore(loaded, outcome.source)
+            if verdict.share > 0:
+                adapted = self._restore(loaded, outcome.probs)
+                if self.plan.reset == "case":
+                    self._save_checkpoint(loaded.case.name, images, verdict.share)
         self._write(loaded, source, adapted)
         scored = scoring.score(
             loaded.case, loaded.volume, source, adapted, self.plan.site, self.plan.pipeline
         )
         entropies = _entropies(source, adapted)
-        status = _status(loaded, adapted, used, reason, scored.problem)
         result = self._result(
             loaded.case,
-            status=status,
-            used=used,
-            reason="; ".join(text for text in (reason, scored.problem) if text),
+            status=_status(loaded, adapted, verdict, scored.problem),
+            used=verdict.used,
+            share=verdict.share,
+            reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
             slices=slices,
             input_sha256=loaded.input_sha256,
             entropy_source=entropies[0],
             entropy=entropies[1],
+            signals=verdict.signals,
             notes=loaded.notes,
             scores=scored.scores,
             calibration=scored.calibration,
@@ -312,22 +331,11 @@ class _Run:
         )
         return result, view
 
-    def _predict(self, loaded: LoadedCase, images: Tensor) -> tuple[Prediction, Prediction, str, str]:
-        source = self._restore(loaded, self.source.predict(images))
-        if not self.method.adapts:
-            return source, source, "source", ""
-        probs = self.driver.adapt_and_predict(images)
-        if probs is None:
-            return source, source, "source", "adaptation gave values that are not finite; source mask kept"
-        adapted = self._restore(loaded, probs)
-        if self.plan.reset == "case":
-            self._save_checkpoint(loaded.case.name, images)
-        return source, adapted, "adapted", ""
-
     def _restore(self, loaded: LoadedCase, probs: Tensor) -> Prediction:
         assert loaded.prepared is not None  # noqa: S101 - a blank case never gets here
         native = loaded.prepared.restore(probs)
-        return Prediction(native, scoring.label_values(native, self.plan.pipeline))
+        mask = scoring.label_values(native, self.plan.pipeline)
+        return Prediction(native, keep_largest(mask) if self.plan.pipeline.keep_largest else mask)
 
     def _background(self, loaded: LoadedCase) -> Prediction:
         probs = np.zeros((len(self.plan.pipeline.classes), *loaded.volume.shape), dtype=np.float32)
@@ -343,7 +351,7 @@ class _Run:
             write_map(self.folder.uncertainty(name), scoring.normalised_entropy(adapted.probs), volume)
         write_mask(self.folder.mask(name), adapted.mask, volume)
 
-    def _save_checkpoint(self, name: str, images: Tensor | None) -> None:
+    def _save_checkpoint(self, name: str, images: Tensor | None, share: float = 1.0) -> None:
         plan = self.plan
         extra = {
             "adapted_to": plan.site.id,
@@ -352,13 +360,14 @@ class _Run:
             "protocol": plan.protocol,
             "seed": plan.seed,
             "updates": self.method.steps,
+            "share": share,
             "predict": self.method.deployed_params(images),
             "parent_sha256": plan.weights_sha256,
         }
         sites = plan.card.training_sites if plan.card is not None else ()
         acquisition = plan.card.acquisition if plan.card is not None else None
         card = make_card(plan.pipeline, sites, extra, acquisition)
-        with self.method.deployed(images) as network:
+        with self.predict.deployed(images, share) as network:
             save_checkpoint(self.folder.checkpoint(name), network, card)
 
 
@@ -373,12 +382,12 @@ def _entropies(source: Prediction, adapted: Prediction) -> tuple[float | None, f
     )
 
 
-def _status(loaded: LoadedCase, adapted: Prediction, used: str, reason: str, problem: str) -> str:
+def _status(loaded: LoadedCase, adapted: Prediction, verdict: Verdict, problem: str) -> str:
     if problem:
         return "unscored"
     if loaded.prepared is None:
         return "blank"
-    if used == "source" and reason:
+    if verdict.collapsed:
         return "collapsed"
     return "ok" if (adapted.mask > 0).any() else "empty"
 

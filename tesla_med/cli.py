@@ -183,6 +183,13 @@ def adapt(
         str | None,
         typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
     ] = None,
+    guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Stay at or near the source model where adapting does not help. Default: the pipeline's.",
+        ),
+    ] = None,
     save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
     save_uncertainty: Annotated[
         bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
@@ -198,7 +205,7 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Adapt a model to one site; write masks on the input grid, figures and reports."""
-    from tesla_med.adapt import run_plan
+    from tesla_med.adapt import guard_override, run_plan
     from tesla_med.plan import make_plan
 
     screen = Screen(quiet, verbose, as_json)
@@ -213,7 +220,7 @@ def adapt(
         seed=seed,
         device=device,
         reset=_choice("--reset", reset, ("never", "site", "case")),
-        overrides=tuple(overrides or ()),
+        overrides=(*(overrides or ()), *guard_override(guard)),
         save_probs=save_probs,
         save_uncertainty=save_uncertainty,
     )

@@ -206,6 +206,27 @@ class TrainConfig(Section):
     augment: bool = True
 
 
+class GuardConfig(Section):
+    """How far a volume may move away from the source model; agreements are Dice of two masks."""
+
+    enabled: bool = False
+    no_shift: float = Field(
+        0.975, ge=0, le=1, description="source mask with and without the volume's own statistics: no shift"
+    )
+    close: float = Field(0.93, ge=0, le=1, description="source and adapted mask: a part of the way")
+    small_step: float = Field(0.25, ge=0, le=1, description="that part, of weights and statistics")
+    large_step: float = Field(0.5, ge=0, le=1, description="that part where the entropy fell by 'certain'")
+    certain: float = Field(0.35, ge=0, le=1, description="relative fall of entropy over the union of masks")
+    unrelated: float = Field(0.5, ge=0, le=1, description="source and adapted mask: not the same thing")
+    missed_foreground: float = Field(
+        0.5, ge=0, le=1, description="source foreground below this share of the adapted: missed"
+    )
+    unsupported: float = Field(
+        0.3, ge=0, le=1, description="adapted mask and own-statistics mask: nothing speaks for it"
+    )
+    largest_foreground: float = Field(0.6, gt=0, le=1, description="share of the field; more is a collapse")
+
+
 class ReportConfig(Section):
     """What the reports show."""
 
@@ -238,6 +259,10 @@ class PipelineConfig(Section):
     protocols: dict[Protocol, dict[str, dict[str, Any]]] = {}
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = Field(16, ge=1)
+    guard: GuardConfig = GuardConfig()
+    keep_largest: bool = Field(
+        False, description="of the foreground keep the largest connected component, in masks only"
+    )
     cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
     reports: tuple[str, ...] = ("table", "calibration", "tensorboard", "html")
     report: ReportConfig = ReportConfig()

@@ -221,10 +221,12 @@ class RunFolder:
                 "case": item.case,
                 "status": item.status,
                 "used": item.used,
+                "share": item.share,
                 "reason": item.reason,
                 "seconds": round(item.seconds, 3),
                 "slices": item.slices,
                 "input_sha256": item.input_sha256,
+                "signals": {name: round(value, 6) for name, value in item.signals.items()},
                 "notes": list(item.notes),
             }
             for item in results

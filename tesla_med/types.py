@@ -141,7 +141,8 @@ class CaseResult(Record):
 
     ``status``: ok; empty (no foreground found); blank (constant image, not adapted);
     unscored (a reference exists but does not fit); failed (no mask written, see ``reason``).
-    ``used``: which model made the mask in ``masks/``.
+    ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
+    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.guard``).
     """
 
     case: str
@@ -151,12 +152,14 @@ class CaseResult(Record):
     seed: int
     status: Status
     used: Used
+    share: float | None = None
     reason: str = ""
     seconds: float = 0.0
     slices: int = 0
     input_sha256: str = ""
     entropy: float | None = None
     entropy_source: float | None = None
+    signals: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     scores: tuple[ClassScore, ...] = ()
     calibration: dict[str, Any] | None = None

@@ -18,7 +18,10 @@ from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.phantoms import make_site, preset
 from tesla_med.transforms import Preprocessor
 
-SMALL = ("preprocessing.size=[32,32]", "model.params.width=4", "report.max_cases_with_overlays=1")
+SMALL = (
+    *("preprocessing.size=[32,32]", "model.params.width=4", "report.max_cases_with_overlays=1"),
+    *("guard.enabled=false", "keep_largest=false"),  # their own tests switch them on
+)
 FEW = (
     *("protocols.N-O.tesla.batch_slices=3", "protocols.N-O.tesla.updates_per_case=2"),
     *("protocols.N-M.tesla.batch_slices=3", "protocols.N-M.tesla.epochs=2"),

@@ -23,10 +23,12 @@ from tesla_med.configfiles import load_pipeline
 from tesla_med.datasets import CaseLoader
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError
 from tesla_med.files import sha256
+from tesla_med.guard import Verdict
 from tesla_med.io import save_image
 from tesla_med.models.base import Network
 from tesla_med.models.loading import LoadedModel
 from tesla_med.plan import make_plan
+from tesla_med.predict import predict
 from tesla_med.reports.table import COLUMNS
 from tesla_med.tta.tesla import TeSLA
 
@@ -353,7 +355,10 @@ def test_masks_are_exact_in_all_48_orientations(stub, tmp_path, oblique, orienta
             )
             expected[name] = array > 0
     assert len(expected) == 48
-    overrides = ("preprocessing.size=null", f"preprocessing.orientation={orientation}", "reports=[]")
+    overrides = (
+        *("preprocessing.size=null", f"preprocessing.orientation={orientation}"),
+        *("reports=[]", "keep_largest=false"),
+    )
     result = adapt_site(
         small.site(), tmp_path / "nii", weights=stub, out=tmp_path / "out", device="cpu",
         method="source", overrides=overrides,
@@ -399,7 +404,7 @@ def test_truncated_volume(three, weights, tmp_path, protocol, reset):
     assert not [name for name in small.masks(result.out) if "Case01" in name]
     rows = (result.out / "report/metrics.csv").read_text().splitlines()
     assert rows[2].startswith("Case01,X,tesla")
-    assert rows[2].endswith(",,,,,,,source,failed")
+    assert ",,,,,,,source,failed,," in rows[2]
 
 
 def test_all_nan_volume(three, weights, tmp_path):
@@ -777,3 +782,75 @@ def test_a_run_without_any_adaptation_leaves_no_adapted_weights_behind(
     fail_at_update(monkeypatch, 1, nan_loss)
     small.run(volumes, weights, out, protocol="N-M", resume=True)
     assert not list((out / "checkpoints").iterdir())
+
+
+# ------------------------------------------------------------ the guard in a whole run
+
+GUARDED = ("guard.enabled=true", "keep_largest=true")
+
+
+def forced(monkeypatch, *shares):
+    """Let the guard give these shares, case by case."""
+    given = iter(shares)
+
+    def judge(signals, config):
+        share = next(given)
+        return Verdict(share, f"share {share}", collapsed=share == 0, signals=dict(signals))
+
+    monkeypatch.setattr("tesla_med.guard.judge", judge)
+
+
+def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeypatch):
+    forced(monkeypatch, 0.25, 0.0)
+    result = small.run(
+        volumes, weights, tmp_path / "out", overrides=GUARDED, reports=("reports=[table, html]",)
+    )
+    first, second = result.results
+    assert [(item.used, item.share, item.status) for item in (first, second)] == [
+        ("partial", 0.25, "ok"),
+        ("source", 0.0, "collapsed"),
+    ]
+    cases = small.record(result.out)["cases"]
+    assert [item["share"] for item in cases] == [0.25, 0.0]
+    assert cases[0]["reason"] == "share 0.25"
+    assert 0 <= cases[0]["signals"]["agreement_source_adapted"] <= 1
+    rows = (result.out / "report/metrics.csv").read_text().splitlines()
+    assert rows[1].endswith(",partial,ok,0.25,share 0.25")
+    assert rows[2].endswith(",source,collapsed,0,share 0.0")
+    page = (result.out / "report/report.html").read_text()
+    assert "partly adapted, 25 % of the way" in page
+    assert "share 0.25" in page
+    source = small.labels(result.out, "Case01", "source_masks")
+    assert np.array_equal(small.labels(result.out, "Case01"), source)
+    weights_files = sorted(path.name for path in (result.out / "checkpoints").iterdir())
+    assert weights_files == ["Case00.json", "Case00.safetensors"]
+
+
+def test_partial_weights_repeat_the_masks(volumes, weights, tmp_path, monkeypatch):
+    forced(monkeypatch, 0.5, 1.0)
+    out = tmp_path / "out"
+    small.run(volumes, weights, out, overrides=GUARDED)
+    for name in ("Case00", "Case01"):
+        checkpoint = out / f"checkpoints/{name}.safetensors"
+        again = predict(
+            volumes,
+            checkpoint,
+            site=small.site(),
+            out=tmp_path / name,
+            device="cpu",
+            overrides=(*small.BARE, "keep_largest=true"),
+        )
+        assert np.array_equal(small.labels(again.out, name), small.labels(out, name))
+
+
+def test_no_guard_and_guard_decide_over_the_pipeline(volumes, weights, tmp_path):
+    off = small.run(volumes, weights, tmp_path / "off", overrides=GUARDED, guard=False)
+    on = small.run(volumes, weights, tmp_path / "on", guard=True)
+    assert all(item.share == 1.0 and not item.signals for item in off.results)
+    assert all(item.signals for item in on.results)
+
+
+def test_a_guarded_run_repeats_bit_for_bit(volumes, weights, tmp_path):
+    for name in ("a", "b"):
+        small.run(volumes, weights, tmp_path / name, overrides=GUARDED, protocol="N-M")
+    assert small.masks(tmp_path / "a") == small.masks(tmp_path / "b")

@@ -64,6 +64,7 @@ class CaseRow:
     status: str
     status_text: str
     used: str
+    used_text: str
     seconds: str
     remarks: tuple[str, ...]
     classes: tuple[ClassRow, ...] = field(default=())
@@ -135,12 +136,18 @@ def case_rows(
                 status=item.status,
                 status_text=STATUS_TEXT[item.status],
                 used="" if item.status == "failed" else item.used,
+                used_text=_used_text(item),
                 seconds=f"{item.seconds:.1f} s" if item.seconds else "",
                 remarks=tuple(remarks),
                 classes=tuple(_class_row(score, agreement.get(item.case, {})) for score in item.scores),
             )
         )
     return rows
+
+
+def _used_text(result: CaseResult) -> str:
+    share = f", {100 * result.share:.0f} % of the way" if result.used == "partial" and result.share else ""
+    return USED_TEXT[result.used] + share
 
 
 def class_summary(results: Sequence[CaseResult]) -> list[dict[str, str]]:

@@ -100,7 +100,6 @@ class HtmlReport(Report):
             diagram=None if diagram is None else data_uri(diagram, "image/png"),
             settings=_content.settings(run),
             blank=_content.BLANK,
-            used_text=_content.USED_TEXT,
         )
 
 

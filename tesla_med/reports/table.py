@@ -26,6 +26,8 @@ COLUMNS = (
     "volume_ml_source",
     "used",
     "status",
+    "share",
+    "reason",
 )
 FIGURES = ("dice", "dice_source", "hd95_mm", "assd_mm", "volume_ml", "volume_ml_source")
 

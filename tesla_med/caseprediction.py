@@ -1,0 +1,81 @@
+"""One volume: what the source model says, what adaptation says, and which of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tesla_med.config import GuardConfig
+from tesla_med.driver import Driver
+from tesla_med.guard import Guard, Verdict, between
+from tesla_med.models.base import Network
+from tesla_med.tta.base import TTAMethod
+
+NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them."""
+
+    source: Tensor
+    probs: Tensor
+    verdict: Verdict
+
+
+class CasePredictor:
+    """Predict volume after volume with a method, and judge what came out.
+
+    Args:
+        source: the ``source`` method.
+        method: the method that adapts, or ``source`` itself.
+        driver: feeds it.
+        config: of the guard.
+    """
+
+    def __init__(self, source: TTAMethod, method: TTAMethod, driver: Driver, config: GuardConfig) -> None:
+        self.source = source
+        self.method = method
+        self.driver = driver
+        self.guard = Guard(config, source, method) if config.enabled and method.adapts else None
+
+    def __call__(self, images: Tensor) -> Outcome:
+        """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.
+
+        Where adaptation collapsed the case leaves no trace in the method.
+        """
+        source = self.source.predict(images)
+        if not self.method.adapts:
+            return Outcome(source, source, Verdict(0.0, ""))
+        carries_on = self.driver.case_by_case and self.driver.reset != "case"
+        before = self.method.state_dict() if self.guard is not None and carries_on else None
+        probs = self.driver.adapt_and_predict(images)
+        if probs is None:
+            return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True))
+        if self.guard is None:
+            return Outcome(source, probs, Verdict(1.0, ""))
+        verdict = self.guard.judge(images, source, probs)
+        if verdict.used == "source":
+            probs = source
+        elif verdict.used == "partial":
+            probs = self.guard.partial(images, verdict.share)
+        if verdict.collapsed and before is not None:
+            self.method.load_state_dict(before)
+        return Outcome(source, probs, verdict)
+
+    @contextmanager
+    def deployed(self, images: Tensor | None, share: float = 1.0) -> Iterator[Network]:
+        """Give the network that made the masks, as it should be saved.
+
+        Args:
+            images: of the case that the weights are for, where they are for one case.
+            share: of the verdict on that case.
+        """
+        with ExitStack() as stack:
+            network = stack.enter_context(self.method.deployed(images))
+            if share < 1.0:
+                stack.enter_context(between(network, self.source.model, share))
+            yield network
