@@ -21,6 +21,8 @@ _PUBLIC = {
     "evaluate": "tesla_med.evaluate",
     "train_source": "tesla_med.train",
     "compute_statistics": "tesla_med.statistics",
+    "rollback": "tesla_med.rollback",
+    "Rollback": "tesla_med.rollback",
     "run_demo": "tesla_med.demo",
     "load_pipeline": "tesla_med.configfiles",
     "load_site": "tesla_med.configfiles",
@@ -35,6 +37,7 @@ __all__ = [
     "CaseResult",
     "ClassScore",
     "PipelineConfig",
+    "Rollback",
     "SiteConfig",
     "SiteResult",
     "TeslaMedError",
@@ -45,6 +48,7 @@ __all__ = [
     "load_pipeline",
     "load_site",
     "predict",
+    "rollback",
     "run_demo",
     "train_source",
 ]
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from tesla_med.errors import TeslaMedError as TeslaMedError
     from tesla_med.evaluate import evaluate as evaluate
     from tesla_med.predict import predict as predict
+    from tesla_med.rollback import Rollback as Rollback
+    from tesla_med.rollback import rollback as rollback
     from tesla_med.statistics import compute_statistics as compute_statistics
     from tesla_med.train import train_source as train_source
     from tesla_med.types import CaseResult as CaseResult

@@ -21,7 +21,7 @@ from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
 from tesla_med.driver import Driver
 from tesla_med.errors import OutputError
-from tesla_med.files import output_lock
+from tesla_med.files import output_lock, sha256
 from tesla_med.guard import Verdict
 from tesla_med.io import write_map, write_mask
 from tesla_med.models.checkpoint import make_card, save_checkpoint
@@ -173,6 +173,8 @@ class _Run:
         self.load = CaseLoader(plan.site, plan.pipeline, plan.card)
         self.manifest = plan.manifest()
         self.results: dict[str, CaseResult] = {}
+        self.passes = 0
+        self.whole = False  # everything was done before: nothing is adapted, nothing saved
         self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
         self.predict = CasePredictor(self.source, self.method, self.driver, plan.pipeline.guard)
         self.independent = plan.reset == "case" or not self.method.adapts
@@ -194,13 +196,12 @@ class _Run:
     def _begin(self, resume: bool) -> list[Case]:
         """Take over what is done, start the reports, and return the cases to do."""
         plan = self.plan
-        if resume and self.independent:
-            found = [self.folder.finished(case, self._extras(case)) for case in plan.cases]
-            self.results = {result.case: result for result in found if result is not None}
+        if resume and not self._take_over():
+            self.folder.states.clear()
         todo = [case for case in plan.cases if case.name not in self.results]
         for case in todo:
             self.folder.discard(case.name)
-        if not self.independent:
+        if not self.independent and not self.whole:
             self.folder.discard("adapted")
         self.folder.write_manifest(plan.settings(), self.manifest, [], complete=False)
         self.folder.write_labels(plan.pipeline)
@@ -209,15 +210,73 @@ class _Run:
             self._tell(result, None)
         return todo
 
+    def _take_over(self) -> bool:
+        """Take over what an earlier attempt did; return whether its state, if it has one, was used."""
+        plan, folder = self.plan, self.folder
+        if self.independent:
+            found = [folder.finished(case, self._extras(case)) for case in plan.cases]
+            self.results = {result.case: result for result in found if result is not None}
+            return False
+        saved = folder.states.load()
+        self.whole = saved is None and folder.complete()
+        names = [case.name for case in plan.cases] if saved is None else saved.cursor["done"]
+        done = plan.cases[: len(names)]
+        records = [folder.record(case.name) for case in done]
+        usable = [case.name for case in done] == names and all(
+            record is not None and self._still_good(case, record)
+            for case, record in zip(done, records, strict=True)
+        )
+        if not usable or not (saved or self.whole):
+            self.whole = False
+            return False
+        self.results = {record.case: record for record in records if record is not None}
+        if saved is not None:
+            self.passes = saved.cursor["passes"]
+            self.driver.load_state_dict(saved.cursor["driver"])
+            self.method.load_state_dict(saved.state | {"generators": saved.cursor["generators"]})
+        return True
+
+    def _still_good(self, case: Case, record: CaseResult) -> bool:
+        """Whether a case of a stream may stay as it is; a failed one in a stream that goes on may."""
+        if record.status == "failed":
+            return not self.whole
+        return self.folder.unchanged(case, record, self._extras(case))
+
+    def _keep_state(self, *, changed: bool) -> None:
+        """Keep what going on from here needs; ``changed``: the method is not what it was last time."""
+        if self.independent:
+            return
+        state = self.method.state_dict()
+        cursor = {
+            "done": list(self.results),
+            "passes": self.passes,
+            "driver": self.driver.state_dict(),
+            "generators": state["generators"],
+        }
+        self.folder.states.save(cursor, state if changed else None)
+
+    def _pass_done(self, passes: int) -> None:
+        self.passes = passes
+        self._keep_state(changed=True)
+
     def _work(self, todo: list[Case]) -> None:
         total = len(self.plan.cases)
-        if not self.driver.case_by_case:
-            self.driver.adapt_to_site(SiteSlices(todo, self.load), progress=self.progress)
+        if not self.driver.case_by_case and not self.whole:
+            self.driver.adapt_to_site(
+                SiteSlices(self.plan.cases, self.load),
+                progress=self.progress,
+                start=self.passes,
+                on_pass=self._pass_done,
+            )
         self.progress("cases", len(self.results), total)
         for loaded in read_ahead(todo, self.load):
             self._do_case(loaded)
             self.progress("cases", len(self.results), total)
-        if not self.independent and any(item.used != "source" for item in self.results.values()):
+        if (
+            not self.independent
+            and not self.whole
+            and any(item.used != "source" for item in self.results.values())
+        ):
             self._save_checkpoint("adapted", None)
 
     def _finish(self) -> SiteResult:
@@ -225,6 +284,7 @@ class _Run:
         results = [self.results[case.name] for case in plan.cases]
         files = [path for report in self.reports for path in report.finish(results)]
         self.folder.write_manifest(plan.settings(), self.manifest, results, complete=True)
+        self.folder.states.clear()
         return SiteResult(plan.out, tuple(results), tuple(files), plan.skipped, plan.notes)
 
     def _context(self) -> RunContext:
@@ -266,6 +326,9 @@ class _Run:
         result = result.model_copy(update={"seconds": time.perf_counter() - start})
         self.folder.keep(result)
         self.results[result.case] = result
+        if not self.independent and self.driver.case_by_case and result.status != "failed":
+            self._save_after(result)
+        self._keep_state(changed=self.driver.case_by_case)
         self._tell(result, view)
 
     def _tell(self, result: CaseResult, view: CaseView | None) -> None:
@@ -351,24 +414,40 @@ class _Run:
             write_map(self.folder.uncertainty(name), scoring.normalised_entropy(adapted.probs), volume)
         write_mask(self.folder.mask(name), adapted.mask, volume)
 
+    def _save_after(self, result: CaseResult) -> None:
+        """Save the weights after a case: one more link of the chain that leads back to the source."""
+        self._save(self.folder.after(result.case), result.case, None)
+
     def _save_checkpoint(self, name: str, images: Tensor | None, share: float = 1.0) -> None:
+        self._save(self.folder.checkpoint(name), name, images, share)
+
+    def _save(self, path: Path, name: str, images: Tensor | None, share: float = 1.0) -> None:
         plan = self.plan
+        seen = [name] if images is not None else list(self.results)
         extra = {
             "adapted_to": plan.site.id,
             "case": name,
+            "cases_seen": seen,
             "method": plan.method,
             "protocol": plan.protocol,
             "seed": plan.seed,
             "updates": self.method.steps,
             "share": share,
             "predict": self.method.deployed_params(images),
-            "parent_sha256": plan.weights_sha256,
+            "source_sha256": plan.weights_sha256,
+            "parent_sha256": self._parent(seen[:-1]),
         }
         sites = plan.card.training_sites if plan.card is not None else ()
         acquisition = plan.card.acquisition if plan.card is not None else None
         card = make_card(plan.pipeline, sites, extra, acquisition)
         with self.predict.deployed(images, share) as network:
-            save_checkpoint(self.folder.checkpoint(name), network, card)
+            save_checkpoint(path, network, card)
+
+    def _parent(self, earlier: Sequence[str]) -> str:
+        """Return the hash of the weights after the last of the earlier cases, or of the source."""
+        links = [self.folder.after(name) for name in earlier]
+        last = next((path for path in reversed(links) if path.is_file()), None)
+        return self.plan.weights_sha256 if last is None else sha256(last)
 
 
 def _entropies(source: Prediction, adapted: Prediction) -> tuple[float | None, float | None]:

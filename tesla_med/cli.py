@@ -466,6 +466,29 @@ def sites_check(
     raise typer.Exit(1 if result.problems else 0)
 
 
+@app.command(epilog="Example: tesla-med rollback runs/F/tesla-N-O --to-case 4")
+def rollback(
+    run: Annotated[Path, typer.Argument(help="Output folder of adapt.")],
+    to_case: Annotated[
+        str, typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or: source.")
+    ],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Undo adaptation: give later cases the source model's masks, go back to earlier weights."""
+    from tesla_med.rollback import rollback as roll_back
+
+    screen = Screen(quiet, as_json=as_json)
+    result = roll_back(run, to_case)
+    screen.say(
+        f"{len(result.undone)} masks are the source model's now, {len(result.kept)} cases are as before"
+    )
+    for name in result.undone:
+        screen.say(f"rolled back: {name}")
+    screen.say("Weights: " + (str(result.weights) if result.weights else "the source's, or one pair a case"))
+    screen.result(vars(result))
+
+
 @app.command("list", epilog="Example: tesla-med list methods")
 def list_entries(
     what: Annotated[str, typer.Argument(help="methods, ops, models, reports or pipelines.")],
@@ -536,7 +559,8 @@ def _show_run(screen: Screen, result: Any) -> int:
     rows = []
     for item in result.results:
         before, after = item.mean_dice_source, item.mean_dice
-        row = [item.case, item.status, str(item.slices), item.used, f"{item.seconds:.1f}"]
+        used = f"{item.used} {100 * item.share:.0f} %" if item.used == "partial" else item.used
+        row = [item.case, item.status, str(item.slices), used, f"{item.seconds:.1f}"]
         row[2:2] = [percent(before), percent(after), change(before, after)][:shown]
         rows.append(row)
     screen.table(columns, rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +40,31 @@ class Driver:
         self.finite = True
         self._told = 0
 
-    def adapt_to_site(self, slices: SiteSlices, progress: Progress = lambda *_: None) -> None:
-        """Pass over the slices of the whole site as often as the method says."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many updates were told of, and whether all their losses were finite."""
+        return {"told": self._told, "finite": self.finite}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._told = state["told"]
+        self.finite = state["finite"]
+
+    def adapt_to_site(
+        self,
+        slices: SiteSlices,
+        progress: Progress = lambda *_: None,
+        *,
+        start: int = 0,
+        on_pass: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Pass over the slices of the whole site as often as the method says.
+
+        Args:
+            slices: of the site.
+            progress: called before each pass.
+            start: passes that are done already.
+            on_pass: called with the number of passes done, after each.
+        """
         params = self.method.params
 
         def batches() -> Iterable[Tensor]:
@@ -50,7 +74,7 @@ class Driver:
                 for images in slices:
                     yield from self.method.batches(images)
 
-        for epoch in range(params.epochs):
+        for epoch in range(start, params.epochs if self.finite else start):
             progress("passes over the site", epoch, params.epochs)
             self.method.start_epoch(epoch, batches())
             try:
@@ -60,9 +84,10 @@ class Driver:
                     raise
                 self.finite = False
             if not self.finite:
+                self.method.reset()
+            on_pass(epoch + 1)
+            if not self.finite:
                 break
-        if not self.finite:
-            self.method.reset()
         progress("passes over the site", params.epochs, params.epochs)
 
     def adapt_and_predict(self, images: Tensor) -> Tensor | None:

@@ -16,13 +16,16 @@ from tesla_med.config import PipelineConfig
 from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.files import LOCK_NAME, sha256, write_json
 from tesla_med.io import read_mask
+from tesla_med.resume import StateStore
 from tesla_med.types import Case, CaseResult
 
 RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"
+STATE_FOLDER = ".state"
 PARTS = (
     RUN_FILE,
     DONE_FOLDER,
+    STATE_FOLDER,
     "masks",
     "source_masks",
     "probs",
@@ -62,6 +65,15 @@ class RunFolder:
     def done(self, name: str) -> Path:
         """Record of a finished case."""
         return self.out / DONE_FOLDER / f"{name}.json"
+
+    def after(self, name: str) -> Path:
+        """Adapted weights after a case, where state carries on from case to case."""
+        return self.out / "checkpoints" / "after" / f"{name}.safetensors"
+
+    @property
+    def states(self) -> StateStore:
+        """State of the run for going on after an interrupt."""
+        return StateStore(self.out / STATE_FOLDER)
 
     # ------------------------------------------------------------ opening
 
@@ -120,6 +132,13 @@ class RunFolder:
             self._clear()
         self._write_check()
 
+    def complete(self) -> bool:
+        """Whether run.json says that the run was finished."""
+        try:
+            return bool(json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))["complete"])
+        except (OSError, ValueError, KeyError):
+            return False
+
     def _is_run(self) -> bool:
         """Whether run.json is there and of this package."""
         try:
@@ -135,7 +154,13 @@ class RunFolder:
             raise OutputError(f"{self.out}: cannot be read: {error.strerror}") from None
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
-        before = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))["settings"]
+        content = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))
+        if "rolled_back" in content:
+            raise OutputError(
+                f"{self.out}: not resumed, it was rolled back to case {content['rolled_back']['to_case']}; "
+                "use --overwrite to run it again, or another --out"
+            )
+        before = content["settings"]
         now = json.loads(json.dumps(settings))
         changed = [
             f"{key}: {_short(before.get(key))} then, {_short(now.get(key))} now"
@@ -176,22 +201,35 @@ class RunFolder:
         """Record a finished case; written last, so that what it names is complete."""
         write_json(self.done(result.case), result.model_dump(mode="json"))
 
+    def record(self, name: str) -> CaseResult | None:
+        """Return the record of a case, or None where there is none that can be read."""
+        try:
+            content = json.loads(self.done(name).read_text(encoding="utf-8"))
+            return CaseResult.model_validate(content)
+        except (OSError, ValueError, ValidationError):
+            return None
+
     def finished(self, case: Case, extras: Sequence[Path] = ()) -> CaseResult | None:
         """Return the record of a case that need not be done again, else None.
 
         It must have been scored if it has a reference, its image must be unchanged, both masks must
         be readable, and ``extras`` must exist.
         """
+        result = self.record(case.name)
+        if result is None or result.status in ("failed", "unscored"):
+            return None
+        return result if self.unchanged(case, result, extras) else None
+
+    def unchanged(self, case: Case, result: CaseResult, extras: Sequence[Path] = ()) -> bool:
+        """Whether the image is still the one of the record, and the case's files can be read."""
         try:
-            content = json.loads(self.done(case.name).read_text(encoding="utf-8"))
-            result = CaseResult.model_validate(content)
-            if result.status in ("failed", "unscored") or result.input_sha256 != sha256(case.image):
-                return None
+            if result.input_sha256 != sha256(case.image):
+                return False
             read_mask(self.mask(case.name))
             read_mask(self.source_mask(case.name))
-        except (OSError, ValueError, ValidationError, TeslaMedError):
-            return None
-        return result if all(path.is_file() for path in extras) else None
+        except (OSError, ValueError, TeslaMedError):
+            return False
+        return all(path.is_file() for path in extras)
 
     def discard(self, name: str) -> None:
         """Remove every file of a case, so that none of an earlier attempt is taken for a new one.
@@ -199,8 +237,9 @@ class RunFolder:
         Raises:
             OutputError: a file cannot be removed.
         """
-        weights = self.checkpoint(name)
-        maps = (self.probs(name), self.uncertainty(name), weights, weights.with_suffix(".json"))
+        weights, after = self.checkpoint(name), self.after(name)
+        kept = (weights, weights.with_suffix(".json"), after, after.with_suffix(".json"))
+        maps = (self.probs(name), self.uncertainty(name), *kept)
         for path in (self.done(name), self.mask(name), self.source_mask(name), *maps):
             try:
                 path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import small_site as small
 
 from tesla_med import adapt as adapt_module
 from tesla_med.errors import OutputError
+from tesla_med.files import sha256
 from tesla_med.runs import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,8 +87,7 @@ def test_resumed_run_is_that_without_interruption(
         assert found[place] == small.masks(whole[reset].out)[place]
     written = interrupt_at(monkeypatch, 0, error)
     result = small.run(volumes, weights, out, reset=reset, save_probs=True, resume=True)
-    redone = range(2 if reset == "case" else 0, CASES)
-    assert written == [f"Case0{index}_mask.nii.gz" for index in redone]
+    assert written == [f"Case0{index}_mask.nii.gz" for index in range(2, CASES)]
     assert comparable(out) == comparable(whole[reset].out)
     assert [item.scores for item in result.results] == [item.scores for item in whole[reset].results]
     assert small.record(out)["complete"]
@@ -267,3 +267,124 @@ def test_finished_needs_its_record(tmp_path, volumes, weights):
     assert folder.finished(case) is None
     folder.done("Case00").unlink()
     assert folder.finished(case) is None
+
+
+# ------------------------------------------------------------ killed at any moment
+
+STREAMS = {
+    "N-O": {"protocol": "N-O", "reset": "site"},
+    "N-M": {"protocol": "N-M", "reset": "site"},
+    "bn": {"protocol": "N-O", "reset": "never", "method": "bn"},
+    "views": {"protocol": "N-M", "reset": "site", "overrides": ("methods.tesla.predict_views=2",)},
+}
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the package catches it."""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three")
+    small.make_volumes(folder, 3)
+    return folder
+
+
+def kill_at(monkeypatch, number):
+    """Raise instead of the ``number``-th renaming of a finished file; return a counter."""
+    original, renamed = Path.replace, []
+
+    def replace(path, target):
+        renamed.append(target)
+        if len(renamed) == number:
+            raise Killed
+        return original(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    return renamed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_stream_killed_at_any_write_goes_on_bit_for_bit(three, weights, tmp_path, monkeypatch, stream):
+    options = STREAMS[stream]
+    with monkeypatch.context() as patch:
+        renamed = kill_at(patch, 0)
+        small.run(three, weights, tmp_path / "whole", **options)
+    want = comparable(tmp_path / "whole")
+    for number in range(1, len(renamed) + 1, 2 if stream == "N-O" else 5):
+        out = tmp_path / f"killed-{number}"
+        with monkeypatch.context() as patch:
+            kill_at(patch, number)
+            with pytest.raises(Killed):
+                small.run(three, weights, out, **options)
+        with monkeypatch.context() as patch:
+            kill_at(patch, 0)
+            resume = (out / "run.json").is_file()
+            small.run(three, weights, out, resume=resume, **options)
+        assert comparable(out) == want, renamed[number - 1].name
+        assert not (out / ".state").exists()
+
+
+def test_a_stream_goes_on_without_repeating_what_is_done(three, weights, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            small.run(three, weights, out, **STREAMS["N-M"])
+    passes = []
+    original = adapt_module.Driver.adapt_to_site
+
+    def adapt_to_site(self, slices, progress, *, start, on_pass):
+        passes.append(start)
+        return original(self, slices, progress, start=start, on_pass=on_pass)
+
+    monkeypatch.setattr(adapt_module.Driver, "adapt_to_site", adapt_to_site)
+    written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
+    small.run(three, weights, out, resume=True, **STREAMS["N-M"])
+    assert passes == [2]
+    assert written == ["Case02_mask.nii.gz"]
+
+
+def test_resuming_a_complete_stream_changes_nothing(three, weights, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    small.run(three, weights, out, **STREAMS["N-O"])
+    before = comparable(out)
+    written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
+    small.run(three, weights, out, resume=True, **STREAMS["N-O"])
+    assert written == []
+    assert comparable(out) == before
+
+
+@pytest.mark.parametrize("damage", [damage_half, damage_other, damage_remove])
+@pytest.mark.parametrize("part", ["cursor.pt", "state-2.pt"])
+def test_a_damaged_state_means_starting_over(three, weights, tmp_path, monkeypatch, damage, part):
+    small.run(three, weights, tmp_path / "whole", **STREAMS["N-O"])
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            small.run(three, weights, out, **STREAMS["N-O"])
+    damage(out / ".state" / part)
+    written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
+    small.run(three, weights, out, resume=True, **STREAMS["N-O"])
+    assert len(written) == 3
+    assert comparable(out) == comparable(tmp_path / "whole")
+
+
+def test_the_chain_of_weights_leads_back_to_the_source(three, weights, tmp_path):
+    out = tmp_path / "out"
+    small.run(three, weights, out, **STREAMS["N-O"])
+    parent, cases = sha256(weights), []
+    for name in ("Case00", "Case01", "Case02"):
+        path = out / f"checkpoints/after/{name}.safetensors"
+        extra = json.loads(path.with_suffix(".json").read_text())["extra"]
+        cases.append(name)
+        assert extra["parent_sha256"] == parent
+        assert extra["source_sha256"] == sha256(weights)
+        assert extra["cases_seen"] == cases
+        parent = sha256(path)
+    last = out / "checkpoints/adapted.safetensors"
+    assert sha256(last) == parent
+    extra = json.loads(last.with_suffix(".json").read_text())["extra"]
+    assert extra["parent_sha256"] == sha256(out / "checkpoints/after/Case01.safetensors")
