@@ -27,6 +27,7 @@ from tesla_med.io import write_map, write_mask
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
 from tesla_med.postprocess import keep_largest
+from tesla_med.quality import with_estimates
 from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
 from tesla_med.runs import RunFolder
 from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress, mean_of_known
@@ -381,7 +382,7 @@ class _Run:
             entropy=entropies[1],
             signals=verdict.signals,
             notes=loaded.notes,
-            scores=scored.scores,
+            scores=with_estimates(scored.scores, verdict.signals, self.plan.pipeline.quality),
             calibration=scored.calibration,
         )
         view = CaseView(

@@ -227,6 +227,18 @@ class GuardConfig(Section):
     largest_foreground: float = Field(0.6, gt=0, le=1, description="share of the field; more is a collapse")
 
 
+class QualityConfig(Section):
+    """How a Dice is predicted from what the guard saw: intercept - slope * ln(1.02 - support)."""
+
+    intercept: float | None = Field(None, description="none: no Dice is predicted")
+    slope: float = Field(0.0, ge=0)
+    half_width: float = Field(0.0, ge=0, description="of the 90 % interval")
+    review_below: float = Field(
+        0.75, ge=0, le=1, description="cases whose predicted Dice is lower come first in the report"
+    )
+    fitted_on: str = Field("", description="never the sites it judges")
+
+
 class ReportConfig(Section):
     """What the reports show."""
 
@@ -260,11 +272,12 @@ class PipelineConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = Field(16, ge=1)
     guard: GuardConfig = GuardConfig()
+    quality: QualityConfig = QualityConfig()
     keep_largest: bool = Field(
         False, description="of the foreground keep the largest connected component, in masks only"
     )
     cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
-    reports: tuple[str, ...] = ("table", "calibration", "tensorboard", "html")
+    reports: tuple[str, ...] = ("table", "calibration", "quality", "tensorboard", "html")
     report: ReportConfig = ReportConfig()
     citation: str = ""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from tesla_med import losses
 from tesla_med.config import GuardConfig
 from tesla_med.models.base import norm_layers
 from tesla_med.normalisation import copied, running_statistics
+from tesla_med.quality import GAMMAS, SUPPORT, class_agreement, support
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Used
 
@@ -71,11 +72,15 @@ class Guard:
             source: (N, L, H, W) probabilities of the source model.
             adapted: (N, L, H, W) probabilities of the adapted one.
         """
-        signals = self.signals(images, source, adapted)
-        return judge(signals, self.config)
+        signals, masks = self.look(images, source, adapted)
+        verdict = judge(signals, self.config)
+        supports = self._supports(images, masks, verdict.used, source.shape[1])
+        return replace(verdict, signals=signals | supports)
 
-    def signals(self, images: Tensor, source: Tensor, adapted: Tensor) -> dict[str, float]:
-        """Return everything that is known without labels; see ``docs/concepts/guard.md``."""
+    def look(
+        self, images: Tensor, source: Tensor, adapted: Tensor
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Return what is known without labels (see ``docs/concepts/guard.md``), and the masks (N, H, W)."""
         own, distance = self._own(images)
         masks = {"source": source.argmax(1), "own": own.argmax(1), "adapted": adapted.argmax(1)}
         union = torch.stack([mask > 0 for mask in masks.values()]).any(dim=0)
@@ -92,7 +97,22 @@ class Guard:
             result |= {f"{key}_{name}": value for key, value in stack_shape(masks[name] > 0).items()}
         result["statistics_distance"] = distance
         result["weights_moved"] = self._moved()
-        return result
+        return result, masks
+
+    def _supports(
+        self, images: Tensor, masks: dict[str, Tensor], used: Used, classes: int
+    ) -> dict[str, float]:
+        """Return the support of every foreground class that has one (see ``tesla_med.quality``)."""
+        with self.method.deployed(images) as network:
+            changed = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
+        contrasts = [(masks["adapted"], mask) for mask in changed]
+        taken = "source" if used == "source" else "adapted"
+        others = [mask for name, mask in masks.items() if name != taken]
+        found = {
+            SUPPORT.format(index): support(masks[taken], others, contrasts, index)
+            for index in range(1, classes)
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def _own(self, images: Tensor) -> tuple[Tensor, float]:
         """Return the source model's probabilities under the volume's statistics, and their distance."""
@@ -180,13 +200,9 @@ def _entropy_fall(signals: dict[str, float]) -> float:
 
 def agreement(first: Tensor, second: Tensor, classes: int) -> float:
     """Return the mean Dice over foreground classes of two (N, H, W) index masks; 1 where both are empty."""
-    values = []
-    for index in range(1, classes):
-        one, two = first == index, second == index
-        total = int(one.sum()) + int(two.sum())
-        if total:
-            values.append(2.0 * int((one & two).sum()) / total)
-    return sum(values) / len(values) if values else 1.0
+    values = [class_agreement(first, second, index) for index in range(1, classes)]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 1.0
 
 
 def region_entropy(probs: Tensor, region: Tensor) -> float:

@@ -167,6 +167,9 @@ def _source_score(score: ClassScore) -> ClassScore:
             "assd_mm": None,
             "volume_ml": score.volume_ml_source,
             "voxels": score.voxels_source,
+            "predicted_dice": None,
+            "predicted_low": None,
+            "predicted_high": None,
         }
     )
 

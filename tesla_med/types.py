@@ -120,7 +120,8 @@ class ClassScore(Record):
 
     ``dice`` is n/a where reference and prediction are both empty, 0 where only one is.
     ``hd95_mm`` and ``assd_mm`` are n/a where either is empty or the spacing is nominal,
-    volumes in ml are n/a where the spacing is nominal.
+    volumes in ml are n/a where the spacing is nominal. ``predicted_dice`` is estimated without labels, with
+    its 90 % interval (see ``tesla_med.quality``).
     """
 
     label: int
@@ -134,6 +135,9 @@ class ClassScore(Record):
     voxels: int = 0
     voxels_source: int = 0
     voxels_reference: int | None = None
+    predicted_dice: float | None = None
+    predicted_low: float | None = None
+    predicted_high: float | None = None
 
 
 class CaseResult(Record):
@@ -168,6 +172,11 @@ class CaseResult(Record):
     def mean_dice(self) -> float | None:
         """Mean Dice over the foreground classes that have one, or None."""
         return mean_of_known([score.dice for score in self.scores])
+
+    @property
+    def predicted_dice(self) -> float | None:
+        """Mean predicted Dice over the foreground classes that have one, or None."""
+        return mean_of_known([score.predicted_dice for score in self.scores])
 
     @property
     def mean_dice_source(self) -> float | None:

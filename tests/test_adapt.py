@@ -815,8 +815,8 @@ def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeyp
     assert cases[0]["reason"] == "share 0.25"
     assert 0 <= cases[0]["signals"]["agreement_source_adapted"] <= 1
     rows = (result.out / "report/metrics.csv").read_text().splitlines()
-    assert rows[1].endswith(",partial,ok,0.25,share 0.25")
-    assert rows[2].endswith(",source,collapsed,0,share 0.0")
+    assert ",partial,ok,0.25,share 0.25" in rows[1]
+    assert ",source,collapsed,0,share 0.0" in rows[2]
     page = (result.out / "report/report.html").read_text()
     assert "partly adapted, 25 % of the way" in page
     assert "share 0.25" in page

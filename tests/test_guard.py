@@ -87,6 +87,15 @@ def test_rules(change, share, collapsed, words):
     assert verdict.signals == GOOD | change
 
 
+def test_supports_are_among_the_signals(make_images):
+    source, ours = method("source"), method("tesla", {"batch_slices": 4, "learning_rate": 0.01})
+    images = make_images(4, 32, 32)
+    ours.adapt(images)
+    guard = Guard(CONFIG, source, ours)
+    verdict = guard.judge(images, source.predict(images), ours.predict(images))
+    assert 0 <= verdict.signals["support_1"] <= 1
+
+
 def test_a_certain_but_blind_source_is_not_trusted():
     blind = {
         "entropy_source": 0.001,
@@ -148,7 +157,8 @@ def test_signals_of_an_unmoved_method(make_images):
     images = make_images(3, 32, 32)
     probs = source.predict(images)
     before = [item.clone() for pair in running_statistics(source.model) for item in pair]
-    signals = Guard(CONFIG, source, ours).signals(images, probs, probs)
+    signals, masks = Guard(CONFIG, source, ours).look(images, probs, probs)
+    assert torch.equal(masks["source"], probs.argmax(1))
     assert signals["agreement_source_adapted"] == 1.0
     assert signals["weights_moved"] == 0.0
     assert signals["statistics_distance"] > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_up_runs import SPACING, case, drive, failed, run_context, unscored
 
-from tesla_med.config import LabelClass
+from tesla_med.config import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
 from tesla_med.nifti import slice_axis
 from tesla_med.reports import _content, overlays
@@ -76,7 +76,7 @@ def test_table_has_the_stated_columns_and_blanks(tmp_path):
         rows = list(csv.DictReader(stream))
     header = (
         "case,site,method,protocol,seed,label,dice,dice_source,hd95_mm,assd_mm,volume_ml,volume_ml_source,"
-        "used,status,share,reason"
+        "used,status,share,reason,predicted_dice,predicted_low,predicted_high"
     )
     assert path.read_text().splitlines()[0] == header
     assert [(row["case"], row["label"], row["status"]) for row in rows] == [
@@ -361,12 +361,39 @@ def test_cases_are_ordered_worst_first(tmp_path):
         scored("unscored", None, None, "unscored"),
         failed("broken"),
     ]
-    rows = _content.case_rows(results, {})
+    rows = _content.case_rows(results, {}, QualityConfig())
     names = [row.name for row in rows]
     assert names == ["broken", "unscored", "large drop", "small drop", "low", "better"]
     html = page(run_context(tmp_path), [(item, None) for item in results])
     places = [html.index(f"<b>{name}</b>") for name in names]
     assert places == sorted(places)
+
+
+def test_cases_to_review_come_first(tmp_path):
+    good, poor, blind = scored("good", 0.9, 0.9), scored("poor", 0.95, 0.95), scored("blind", None, None)
+    results = [predicted(item, value) for item, value in ((good, 0.9), (poor, 0.6), (blind, 0.5))]
+    quality = QualityConfig(intercept=0.5, review_below=0.7, fitted_on="phantoms")
+    rows = _content.case_rows([*results, failed("broken")], {}, quality)
+    assert [(row.name, row.review) for row in rows] == [
+        ("broken", False),
+        ("blind", True),
+        ("poor", True),
+        ("good", False),
+    ]
+    assert rows[1].classes[0].predicted == "0.50 (0.40 to 0.60)"
+    run = run_context(tmp_path)
+    html = page(run, [(item, None) for item in results])
+    assert "Predicted Dice" in html
+    assert "0.50 (0.40 to 0.60)" in html
+    assert "of 2 in their 90 % interval" in html
+    assert "Predicted Dice" not in page(run_context(tmp_path / "none"), [(good, None)])
+
+
+def predicted(result, value):
+    score = result.scores[0].model_copy(
+        update={"predicted_dice": value, "predicted_low": value - 0.1, "predicted_high": value + 0.1}
+    )
+    return result.model_copy(update={"scores": (score, *result.scores[1:])})
 
 
 def test_pictures_are_kept_for_the_worst_cases(tmp_path):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tesla_med.calibration import ALL_CLASSES
-from tesla_med.config import LabelClass
+from tesla_med.config import LabelClass, QualityConfig
+from tesla_med.quality import needs_review
 from tesla_med.reports.base import RunContext
 from tesla_med.types import CaseResult, ClassScore
 
@@ -51,6 +52,7 @@ class ClassRow:
     volume: str
     volume_change: str
     agreement: str
+    predicted: str
     remark: str
     bar: tuple[float, float] | None
 
@@ -65,17 +67,22 @@ class CaseRow:
     status_text: str
     used: str
     used_text: str
+    review: bool
     seconds: str
     remarks: tuple[str, ...]
     classes: tuple[ClassRow, ...] = field(default=())
 
 
-def severity(result: CaseResult) -> tuple[int, float, float, str]:
-    """Sort key, worst first: failed, unscored, then the largest drop, then the lowest Dice."""
-    rank = {"failed": 0, "unscored": 1}.get(result.status, 2)
+def severity(result: CaseResult, quality: QualityConfig) -> tuple[int, float, float, str]:
+    """Sort key, worst first: failed, unscored, to be reviewed, the largest drop, the lowest Dice.
+
+    Without references the predicted Dice takes the place of the Dice.
+    """
+    rank = {"failed": 0, "unscored": 1}.get(result.status, 2 if needs_review(result, quality) else 3)
     ours, source = result.mean_dice, result.mean_dice_source
     drop = 0.0 if ours is None or source is None else min(0.0, round(ours - source, 4))
-    return (rank, drop, 2.0 if ours is None else ours, result.case)
+    known = result.predicted_dice if ours is None else ours
+    return (rank, drop, 2.0 if known is None else known, result.case)
 
 
 def has_references(results: Sequence[CaseResult]) -> bool:
@@ -118,16 +125,19 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
 
 
 def case_rows(
-    results: Sequence[CaseResult], agreement: Mapping[str, Mapping[int, float | None]]
+    results: Sequence[CaseResult],
+    agreement: Mapping[str, Mapping[int, float | None]],
+    quality: QualityConfig,
 ) -> list[CaseRow]:
     """Return the rows of the case table, worst first.
 
     Args:
         results: the cases.
         agreement: Dice between source and adapted mask by case and label, where it is known.
+        quality: says which cases are to be reviewed.
     """
     rows = []
-    for number, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1])):
+    for number, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1], quality)):
         remarks = [text for text in (item.reason, *item.notes) if text]
         rows.append(
             CaseRow(
@@ -137,6 +147,7 @@ def case_rows(
                 status_text=STATUS_TEXT[item.status],
                 used="" if item.status == "failed" else item.used,
                 used_text=_used_text(item),
+                review=item.status != "failed" and needs_review(item, quality),
                 seconds=f"{item.seconds:.1f} s" if item.seconds else "",
                 remarks=tuple(remarks),
                 classes=tuple(_class_row(score, agreement.get(item.case, {})) for score in item.scores),
@@ -231,9 +242,21 @@ def _class_row(score: ClassScore, agreement: Mapping[int, float | None]) -> Clas
         volume=_volume(score.volume_ml),
         volume_change=_relative(score.volume_ml_source, score.volume_ml),
         agreement=_number(agreement.get(score.label), 3),
+        predicted=_predicted(score),
         remark=_remark(score),
         bar=(score.dice_source, score.dice) if known else None,  # type: ignore[arg-type]
     )
+
+
+def _predicted(score: ClassScore) -> str:
+    if score.predicted_dice is None or score.predicted_low is None or score.predicted_high is None:
+        return ""
+    return f"{score.predicted_dice:.2f} ({score.predicted_low:.2f} to {score.predicted_high:.2f})"
+
+
+def has_predictions(results: Sequence[CaseResult]) -> bool:
+    """Whether some case has a predicted Dice."""
+    return any(item.predicted_dice is not None for item in results)
 
 
 def _remark(score: ClassScore) -> str:

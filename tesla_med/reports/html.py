@@ -10,9 +10,11 @@ from typing import Any
 
 from tesla_med.config import LabelClass
 from tesla_med.metrics import dice
+from tesla_med.quality import audit, pairs
 from tesla_med.reports import _content
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
+from tesla_med.reports.quality import scatter_png
 from tesla_med.types import CaseResult, CaseView
 
 TEMPLATE = "report.html.j2"
@@ -50,10 +52,10 @@ class HtmlReport(Report):
             for item in self.run.pipeline.foreground
         }
         self._drawable += 1
-        limit = self.run.pipeline.report.max_cases_with_overlays
+        limit, quality = self.run.pipeline.report.max_cases_with_overlays, self.run.pipeline.quality
         if limit and len(self._pictures) >= limit:
-            best = max(self._pictures, key=lambda name: _content.severity(self._pictures[name][0]))
-            if _content.severity(result) >= _content.severity(self._pictures[best][0]):
+            best = max(self._pictures, key=lambda name: _content.severity(self._pictures[name][0], quality))
+            if _content.severity(result, quality) >= _content.severity(self._pictures[best][0], quality):
                 return
             del self._pictures[best]
         if limit:
@@ -83,7 +85,7 @@ class HtmlReport(Report):
         run = self.run
         calibration = summarise_results(results)
         diagram = reliability_png(calibration, run.pipeline)
-        rows = _content.case_rows(results, self._agreement)
+        rows = _content.case_rows(results, self._agreement, run.pipeline.quality)
         return environment.get_template(TEMPLATE).render(
             run=run,
             version=__version__,
@@ -96,6 +98,10 @@ class HtmlReport(Report):
             drawable=self._drawable,
             undrawn=sum(item.status != "failed" for item in results) - self._drawable,
             nominal=_content.has_blank_volumes(results),
+            predicted=_content.has_predictions(results),
+            quality=run.pipeline.quality,
+            audit=audit(results),
+            scatter=data_uri(scatter_png(results), "image/png") if pairs(results) else None,
             calibration=_content.calibration_rows(calibration, run.pipeline.classes),
             diagram=None if diagram is None else data_uri(diagram, "image/png"),
             settings=_content.settings(run),

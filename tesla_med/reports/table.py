@@ -28,8 +28,14 @@ COLUMNS = (
     "status",
     "share",
     "reason",
+    "predicted_dice",
+    "predicted_low",
+    "predicted_high",
 )
-FIGURES = ("dice", "dice_source", "hd95_mm", "assd_mm", "volume_ml", "volume_ml_source")
+FIGURES = (
+    *("dice", "dice_source", "hd95_mm", "assd_mm", "volume_ml", "volume_ml_source"),
+    *("predicted_dice", "predicted_low", "predicted_high"),
+)
 
 
 @REPORTS.register("table")

@@ -1,0 +1,222 @@
+"""Fit the predicted Dice on runs with references, and say how far it can be trusted.
+
+Example::
+
+    python benchmarks/quality.py --phantoms quality-runs --task prostate --out quality.json
+    python benchmarks/quality.py --runs runs/D/tesla-N-O runs/E/tesla-N-O --judge prostate
+
+The first makes runs of generated sites between the source and the hard scanner, and fits intercept,
+slope and the width of the 90 % interval of ``quality`` in the pipelines. Groups (sites) are left out in
+turn for the cross-validated figures. The second judges runs with the coefficients a pipeline has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.config import QualityConfig
+from tesla_med.configfiles import load_pipeline
+from tesla_med.models.checkpoint import versions
+from tesla_med.quality import SUPPORT, feature
+
+STRENGTHS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One class of one case: the group that is left out together, its support and its Dice."""
+
+    group: str
+    case: str
+    support: float
+    dice: float
+
+
+def read_runs(folders: Iterable[Path]) -> list[Pair]:
+    """Return every class of every case that has both a support and a Dice, a group a run."""
+    pairs = []
+    for folder in folders:
+        for path in sorted((folder / ".cases").rglob("*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            for index, score in enumerate(record["scores"], 1):
+                support = record["signals"].get(SUPPORT.format(index))
+                if support is not None and score["dice"] is not None:
+                    pairs.append(Pair(str(folder), record["case"], support, score["dice"]))
+    return pairs
+
+
+def fit(pairs: Sequence[Pair]) -> tuple[float, float, float]:
+    """Return intercept, slope and the half width that holds 90 % of the residuals."""
+    features, dice = _columns(pairs)
+    design = np.column_stack([np.ones_like(features), features])
+    (intercept, slope), *_ = np.linalg.lstsq(design, dice, rcond=None)
+    residuals = np.abs(dice - intercept - slope * features)
+    level = min(1.0, 0.9 * (1 + 1 / max(len(pairs), 1)))  # as in split conformal prediction
+    return float(intercept), float(slope), float(np.quantile(residuals, level))
+
+
+def judge(pairs: Sequence[Pair], predicted: Doubles, width: Doubles) -> dict[str, Any]:
+    """Return correlation, mean error and coverage, over all pairs and by group."""
+    _, dice = _columns(pairs)
+    inside = np.abs(dice - predicted) <= width
+    groups = np.array([pair.group for pair in pairs])
+    result = _figures(dice, predicted, inside)
+    result["groups"] = {
+        name: _figures(dice[groups == name], predicted[groups == name], inside[groups == name])
+        for name in dict.fromkeys(groups.tolist())
+    }
+    return result
+
+
+def cross_validated(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Return the figures of predictions fitted on all other groups."""
+    groups = np.array([pair.group for pair in pairs])
+    predicted, width = np.zeros(len(pairs)), np.zeros(len(pairs))
+    features, _ = _columns(pairs)
+    for name in set(groups.tolist()):
+        out = groups == name
+        intercept, slope, half = fit([pair for pair, left in zip(pairs, out, strict=True) if not left])
+        predicted[out] = np.clip(intercept + slope * features[out], 0, 1)
+        width[out] = half
+    return judge(pairs, predicted, width)
+
+
+def with_coefficients(pairs: Sequence[Pair], config: QualityConfig) -> dict[str, Any]:
+    """Return the figures of the coefficients that a pipeline has."""
+    features, _ = _columns(pairs)
+    if config.intercept is None:
+        raise SystemExit("this pipeline has no coefficients: quality.intercept is empty")
+    predicted = np.clip(config.intercept + config.slope * features, 0, 1)
+    return judge(pairs, predicted, np.full(len(pairs), config.half_width))
+
+
+def _columns(pairs: Sequence[Pair]) -> tuple[Doubles, Doubles]:
+    features = np.array([feature(pair.support) for pair in pairs], dtype=np.float64)
+    return features, np.array([pair.dice for pair in pairs], dtype=np.float64)
+
+
+def _figures(dice: Doubles, predicted: Doubles, inside: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    spread = len(dice) > 2 and dice.std() > 1e-9 and predicted.std() > 1e-9
+    return {
+        "pairs": len(dice),
+        "mean_dice_percent": 100 * float(dice.mean()),
+        "correlation": float(np.corrcoef(dice, predicted)[0, 1]) if spread else None,
+        "mean_error_points": 100 * float(np.abs(dice - predicted).mean()),
+        "coverage_percent": 100 * float(inside.mean()),
+    }
+
+
+def phantom_runs(options: argparse.Namespace) -> list[Path]:
+    """Train a small source model and adapt it to generated sites of rising shift; return the runs."""
+    from tesla_med.adapt import adapt_site
+    from tesla_med.config import SiteConfig
+    from tesla_med.demo import RECIPES
+    from tesla_med.phantoms import make_site, preset
+    from tesla_med.train import train_source
+
+    recipe, root = RECIPES[options.task], options.phantoms
+    extra = ("train.steps=40", "methods.tesla.weak_views=2") if options.quick else ()
+    pipeline = load_pipeline(options.task, (*recipe.overrides, "reports=[table]", *extra))
+    updates = f"protocols.N-O.tesla.updates_per_case={options.updates}"
+
+    def site(name: str, shift: float, cases: int, seed: int) -> SiteConfig:
+        folder = root / "volumes" / name
+        if not folder.exists():
+            make_site(folder, options.task, preset(options.task, "hard", shift=shift), cases, seed=seed)
+        files = {"image": recipe.image, "masks": recipe.masks}
+        content = {"id": name, "pipeline": options.task, "institution": name, "files": files}
+        return SiteConfig.model_validate({**content, "region": recipe.region})
+
+    trained = root / "source" / "source.safetensors"
+    if not trained.exists():
+        source = site("source", 0.0, 6 if options.quick else 12, seed=0)
+        trained = train_source(
+            pipeline, [source], root / "volumes", root / "source", seed=0, device=options.device
+        ).weights
+    runs = []
+    for number, shift in enumerate(options.strengths):
+        place = site(f"shift-{shift:g}", shift, options.cases, seed=100 + number)
+        for seed in range(options.seeds):
+            out = root / "runs" / place.id / str(seed)
+            result = adapt_site(
+                place,
+                root / "volumes",
+                pipeline=pipeline,
+                weights=trained,
+                out=out,
+                seed=seed,
+                device=options.device,
+                resume=(out / "run.json").exists(),
+                overrides=(updates,),
+            )
+            print(f"{place.id} seed {seed}: source {result.mean_dice_source}, {result.mean_dice}", flush=True)
+            runs.append(out)
+    return runs
+
+
+def show(title: str, figures: dict[str, Any]) -> None:
+    """Print one table."""
+    print(f"\n{title}\n{'group':<44}{'pairs':>6}{'Dice %':>8}{'r':>7}{'error':>7}{'covered %':>11}")
+    for name, row in [("all", figures), *figures["groups"].items()]:
+        r = "n/a" if row["correlation"] is None else f"{row['correlation']:.2f}"
+        print(
+            f"{name[-43:]:<44}{row['pairs']:>6}{row['mean_dice_percent']:>8.1f}{r:>7}"
+            f"{row['mean_error_points']:>7.1f}{row['coverage_percent']:>11.0f}"
+        )
+
+
+def main() -> None:
+    """Parse the command line, make or read runs, fit, print, write the JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="output folders of adapt")
+    parser.add_argument("--phantoms", type=Path, default=None, help="make runs of generated sites here")
+    parser.add_argument("--task", choices=("prostate", "spinal_cord"), default="prostate")
+    parser.add_argument("--strengths", nargs="*", type=float, default=list(STRENGTHS))
+    parser.add_argument("--cases", type=int, default=4, help="a generated site")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--updates", type=int, default=12, help="a case")
+    parser.add_argument("--judge", default=None, help="pipeline whose coefficients to judge; default: fit")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quick", action="store_true", help="two generated sites of two cases, few updates")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
+    options = parser.parse_args()
+    if options.quick:
+        options.strengths, options.cases, options.updates = [0.0, 1.0], 2, 2
+    runs = list(options.runs) + (phantom_runs(options) if options.phantoms else [])
+    pairs = read_runs(runs)
+    if len(pairs) < 3:
+        raise SystemExit(
+            f"{len(pairs)} classes with a support and a Dice in {len(runs)} runs; at least 3 needed"
+        )
+    content: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/quality.py", *sys.argv[1:]]),
+        "versions": versions(),
+        "pairs": [vars(pair) for pair in pairs],
+    }
+    if options.judge:
+        content["judged"] = with_coefficients(pairs, load_pipeline(options.judge).quality)
+        show(f"coefficients of {options.judge}", content["judged"])
+    else:
+        intercept, slope, half = fit(pairs)
+        content["fit"] = {"intercept": intercept, "slope": slope, "half_width": half}
+        content["cross_validated"] = cross_validated(pairs)
+        show("each group predicted from the others", content["cross_validated"])
+        print(f"\nquality: {{intercept: {intercept:.4f}, slope: {slope:.4f}, half_width: {half:.4f}}}")
+    if options.out:
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
