@@ -43,26 +43,38 @@ class Pair:
 
 
 def read_runs(folders: Iterable[Path]) -> list[Pair]:
-    """Return every class of every case that has both a support and a Dice, a group a run."""
+    """Return every class of every case that has both a support and a Dice; a site is a group."""
     pairs = []
-    for folder in folders:
+    for folder in map(Path.absolute, folders):
         for path in sorted((folder / ".cases").rglob("*.json")):
             record = json.loads(path.read_text(encoding="utf-8"))
             for index, score in enumerate(record["scores"], 1):
                 support = record["signals"].get(SUPPORT.format(index))
                 if support is not None and score["dice"] is not None:
-                    pairs.append(Pair(str(folder), record["case"], support, score["dice"]))
+                    pairs.append(Pair(f"{folder.parents[1].name}/{record['site']}", record["case"], support, score["dice"]))
     return pairs
 
 
 def fit(pairs: Sequence[Pair]) -> tuple[float, float, float]:
-    """Return intercept, slope and the half width that holds 90 % of the residuals."""
+    """Return intercept, slope, and the half width that holds 90 % of the residuals of groups left out."""
+    intercept, slope = _line(pairs)
+    features, dice = _columns(pairs)
+    groups = np.array([pair.group for pair in pairs])
+    residuals = np.abs(dice - intercept - slope * features)
+    names = sorted(set(groups.tolist()))
+    for name in names if len(names) > 2 else []:
+        out = groups == name
+        start, steep = _line([pair for pair, left in zip(pairs, out, strict=True) if not left])
+        residuals[out] = np.abs(dice[out] - start - steep * features[out])
+    level = min(1.0, 0.9 * (1 + 1 / max(len(pairs), 1)))  # as in conformal prediction
+    return intercept, slope, float(np.quantile(residuals, level))
+
+
+def _line(pairs: Sequence[Pair]) -> tuple[float, float]:
     features, dice = _columns(pairs)
     design = np.column_stack([np.ones_like(features), features])
     (intercept, slope), *_ = np.linalg.lstsq(design, dice, rcond=None)
-    residuals = np.abs(dice - intercept - slope * features)
-    level = min(1.0, 0.9 * (1 + 1 / max(len(pairs), 1)))  # as in split conformal prediction
-    return float(intercept), float(slope), float(np.quantile(residuals, level))
+    return float(intercept), float(slope)
 
 
 def judge(pairs: Sequence[Pair], predicted: Doubles, width: Doubles) -> dict[str, Any]:

@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tesla_med import metrics, scoring
+from tesla_med import calibration, metrics, scoring
+from tesla_med.caseprediction import CasePredictor
 from tesla_med.cases import find_cases
+from tesla_med.config import LabelClass
 from tesla_med.configfiles import load_pipeline, load_site
 from tesla_med.datasets import CaseLoader, LoadedCase, SiteSlices
 from tesla_med.driver import Driver
@@ -33,12 +35,14 @@ from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import device_name
+from tesla_med.postprocess import keep_largest
+from tesla_med.quality import with_estimates
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Case
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 SITES = {
-    "prostate": ("D", "E"),
+    "prostate": ("D", "E", "A"),
     "spinal_cord": ("gm2018-JUN", "gm2018-CHUM", "gm2018-UCL", "gm2018-NWU", "gm2018-CEI"),
 }
 WEIGHTS = {
@@ -83,28 +87,99 @@ def mean_dice(reference: np.ndarray, prediction: np.ndarray, classes: int) -> fl
     return 100.0 * sum(known) / len(known) if known else None
 
 
+def at_model_mask(probs: torch.Tensor, pipeline: Any) -> np.ndarray:
+    """Return class indices (N, H, W) as the pipeline makes masks, on the model's grid."""
+    mask: np.ndarray = probs.argmax(1).numpy().astype(np.uint8)
+    return keep_largest(mask) if pipeline.keep_largest else mask
+
+
 def run_site(
-    reader: Reader, cases: tuple[Case, ...], method: Any, protocol: str, reset: str
-) -> Iterator[dict[str, Any]]:
-    """Yield Dice at the model's grid and on the native grid, case by case."""
-    driver = Driver(method, protocol, reset)
+    reader: Reader, cases: tuple[Case, ...], method: Any, source: Any, protocol: str, pipeline: Any
+) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
+    """Yield figures, and the probabilities of source and method at the model's grid, case by case."""
+    driver = Driver(method, protocol, pipeline.reset_for(protocol))
+    predictor = CasePredictor(source, method, driver, pipeline.guard)
     if not driver.case_by_case:
         driver.adapt_to_site(SiteSlices(cases, reader))
     for case in cases:
         loaded = reader(case)
         images = loaded.prepared.images
-        if driver.case_by_case:
-            driver.adapt_to_case(images)
-        probs = method.predict(images)
-        classes = probs.shape[1]
-        yield {
-            "case": case.name,
-            "slices": images.shape[0],
-            "dice_256": mean_dice(reader.at_model[case.name], probs.argmax(1).numpy(), classes),
-            "dice_native": mean_dice(
-                reader.native[case.name], loaded.prepared.restore(probs).argmax(0), classes
-            ),
+        outcome = predictor(images)
+        probs, verdict, classes = outcome.probs, outcome.verdict, outcome.probs.shape[1]
+        native = loaded.prepared.restore(probs).argmax(0)
+        mask = at_model_mask(probs, pipeline)
+        truth, indices = reader.at_model[case.name], pipeline_indices(classes)
+        scores = metrics.score_case(mask, mask, truth, indices, (1.0, 1.0, 1.0), nominal=True)
+        predicted = with_estimates(scores, verdict.signals, pipeline.quality)
+        raw = outcome.source.argmax(1).numpy()
+        yield (
+            {
+                "case": case.name,
+                "slices": images.shape[0],
+                "used": verdict.used,
+                "share": verdict.share,
+                "reason": verdict.reason,
+                "signals": verdict.signals,
+                "dice_256": mean_dice(reader.at_model[case.name], mask, classes),
+                "dice_source_256": mean_dice(reader.at_model[case.name], raw, classes),
+                "dice_source_as_written_256": mean_dice(
+                    reader.at_model[case.name], at_model_mask(outcome.source, pipeline), classes
+                ),
+                "dice_native": mean_dice(
+                    reader.native[case.name],
+                    keep_largest(native) if pipeline.keep_largest else native,
+                    classes,
+                ),
+                "classes": [
+                    {
+                        name: getattr(item, name)
+                        for name in ("label", "dice", "predicted_dice", "predicted_low", "predicted_high")
+                    }
+                    for item in predicted
+                ],
+            },
+            outcome.source,
+            probs,
+        )
+
+
+def pipeline_indices(classes: int) -> tuple[LabelClass, ...]:
+    """Return classes whose values are their indices."""
+    return tuple(LabelClass(value=index, name=str(index)) for index in range(classes))
+
+
+def calibrate(
+    reader: Reader, kept: dict[str, dict[str, torch.Tensor]], bins: int = 15
+) -> dict[str, dict[str, float]]:
+    """Return region ECE, Brier and NLL by recipe, over one region for all of them.
+
+    Args:
+        reader: knows the references at the model's grid.
+        kept: recipe -> case -> probabilities (N, L, H, W) at the model's grid.
+        bins: of the calibration error.
+    """
+    sums: dict[str, calibration.CalibrationCounts] = {}
+    for case, reference in reader.at_model.items():
+        present = {name: probs[case] for name, probs in kept.items() if case in probs}
+        if not present:
+            continue
+        masks = [probs.argmax(1).numpy() for probs in present.values()]
+        region = calibration.calibration_region(reference, *masks, slice_axis=0)
+        for name, probs in present.items():
+            array = probs.float().permute(1, 0, 2, 3).numpy()
+            counts = calibration.count_case(
+                array, array, reference, region, list(range(array.shape[0])), bins
+            )
+            item = calibration.CalibrationCounts.from_json(counts["adapted"]["region"]["all"])
+            sums[name] = sums[name] + item if name in sums else item
+    return {
+        name: {
+            "region_ece": item.ece or 0.0,
+            "region_brier": item.brier / max(item.voxels, 1),
+            "region_nll": item.nll / max(item.voxels, 1),
         }
+        for name, item in sums.items()
+    }
 
 
 def pipeline_of(task: str, recipe: str, overrides: tuple[str, ...]) -> Any:
@@ -125,11 +200,23 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             found = find_cases(options.data / task, site)
             cases = found.cases[: options.limit]
             model = load_model(options.weights / WEIGHTS[task], base).model
+            kept: dict[str, dict[str, torch.Tensor]] = {}
             for recipe in options.recipes:
                 for protocol in options.protocols:
                     cell = (task, site_id, recipe, protocol)
-                    rows += measure_cell(*cell, model, reader, cases, device, options)
+                    rows += measure_cell(*cell, model, reader, cases, device, options, kept)
                     save(rows, options)
+            if options.calibration:
+                figures = calibrate(reader, kept)
+                rows += [
+                    {"task": task, "site": site_id, "recipe": name, **values}
+                    for name, values in figures.items()
+                ]
+                for name, values in figures.items():
+                    print(
+                        f"{task:<12}{site_id:<13}{name:<15} region ECE {values['region_ece']:.4f}", flush=True
+                    )
+                save(rows, options)
     return rows
 
 
@@ -143,12 +230,14 @@ def measure_cell(
     cases: tuple[Case, ...],
     device: torch.device,
     options: argparse.Namespace,
+    kept: dict[str, dict[str, torch.Tensor]],
 ) -> list[dict[str, Any]]:
     """Run one recipe under one protocol on one site, over the seeds."""
     fixed = recipe in ("source", "bn")
     if recipe == "source" and protocol != "N-O":
         return []
-    pipeline = pipeline_of(task, recipe, () if fixed else tuple(options.set))
+    plain = ("guard.enabled=false", "keep_largest=false")
+    pipeline = pipeline_of(task, recipe, plain if fixed else tuple(options.set))
     name = recipe if fixed else "tesla"
     rows = []
     for seed in range(1, (1 if fixed else options.seeds) + 1):
@@ -157,8 +246,13 @@ def measure_cell(
         )
         gc.collect()  # the last method's networks and graphs
         method = make_method(name, model, pipeline.method_params(name, protocol), context)
+        source = make_method("source", model, {}, context)
         start = time.perf_counter()
-        scores = list(run_site(reader, cases, method, protocol, pipeline.reset_for(protocol)))
+        scores = []
+        for figures, _, probs in run_site(reader, cases, method, source, protocol, pipeline):
+            scores.append(figures)
+            if options.calibration and seed == 1:
+                kept.setdefault(f"{recipe} {protocol}", {})[figures["case"]] = probs.half()
         row = {
             "task": task,
             "site": site,
@@ -170,12 +264,15 @@ def measure_cell(
             "seconds": time.perf_counter() - start,
             "dice_256": float(np.mean([item["dice_256"] for item in scores])),
             "dice_native": float(np.mean([item["dice_native"] for item in scores])),
+            "worst_harm_points": max(0.0, *(item["dice_source_256"] - item["dice_256"] for item in scores)),
+            "harmed": sum(item["dice_source_256"] - item["dice_256"] > 1 for item in scores),
             "volumes": scores,
         }
         rows.append(row)
         print(
             f"{task:<12}{site:<13}{recipe:<10}{protocol:<5}seed {seed}: Dice {row['dice_256']:6.2f} at 256, "
-            f"{row['dice_native']:6.2f} native, {row['seconds']:6.1f} s",
+            f"{row['dice_native']:6.2f} native, worst harm {row['worst_harm_points']:5.2f}, "
+            f"{row['seconds']:6.1f} s",
             flush=True,
         )
     return rows
@@ -197,8 +294,11 @@ def save(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return mean and range over seeds as a table."""
+    audit = audited(rows)
+    rows = [row for row in rows if "dice_256" in row]
     lines = [
-        f"{'site':<14}{'recipe':<10}{'protocol':<10}{'seeds':>5}{'Dice 256':>10}{'range':>16}{'native':>9}"
+        f"{'site':<14}{'recipe':<10}{'protocol':<10}{'seeds':>5}{'Dice 256':>10}{'range':>16}"
+        f"{'native':>9}{'worst harm':>12}"
     ]
     keys = list(dict.fromkeys((row["site"], row["recipe"], row["protocol"]) for row in rows))
     for key in keys:
@@ -208,9 +308,34 @@ def summary(rows: list[dict[str, Any]]) -> str:
         span = f"{min(at_model):.2f}-{max(at_model):.2f}"
         lines.append(
             f"{key[0]:<14}{key[1]:<10}{key[2]:<10}{len(group):>5}{np.mean(at_model):>10.2f}{span:>16}"
-            f"{np.mean(native):>9.2f}"
+            f"{np.mean(native):>9.2f}{max(row['worst_harm_points'] for row in group):>12.2f}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *audit])
+
+
+def audited(rows: list[dict[str, Any]]) -> list[str]:
+    """Return correlation and coverage of the predicted Dice, over all sites and by site."""
+    found: dict[str, list[dict[str, Any]]] = {"all sites": []}
+    for row in rows:
+        for volume in row.get("volumes", []):
+            for item in volume["classes"]:
+                if item["predicted_dice"] is not None and item["dice"] is not None:
+                    found["all sites"].append(item)
+                    found.setdefault(row["site"], []).append(item)
+    lines = []
+    for name, items in found.items():
+        if len(items) < 3:
+            continue
+        true, predicted = (np.array([item[key] for item in items]) for key in ("dice", "predicted_dice"))
+        inside = [item["predicted_low"] <= item["dice"] <= item["predicted_high"] for item in items]
+        spread = true.std() > 1e-9 and predicted.std() > 1e-9
+        r = f"{np.corrcoef(true, predicted)[0, 1]:.2f}" if spread else "n/a"
+        error = 100 * float(np.abs(true - predicted).mean())
+        lines.append(
+            f"predicted Dice, {name}: r {r}, mean error {error:.1f} points, "
+            f"{100 * float(np.mean(inside)):.0f} % of {len(items)} in their interval"
+        )
+    return lines
 
 
 def main() -> None:
@@ -232,6 +357,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--limit", type=int, default=None, help="first cases of a site only")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the tesla pipelines")
+    parser.add_argument("--calibration", action="store_true", help="region ECE, one region for all recipes")
     parser.add_argument("--quick", action="store_true", help="source only, two cases a site")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     options = parser.parse_args()
