@@ -51,7 +51,8 @@ def read_runs(folders: Iterable[Path]) -> list[Pair]:
             for index, score in enumerate(record["scores"], 1):
                 support = record["signals"].get(SUPPORT.format(index))
                 if support is not None and score["dice"] is not None:
-                    pairs.append(Pair(f"{folder.parents[1].name}/{record['site']}", record["case"], support, score["dice"]))
+                    group = f"{folder.parents[1].name}/{record['site']}"
+                    pairs.append(Pair(group, record["case"], support, score["dice"]))
     return pairs
 
 
