@@ -818,7 +818,7 @@ def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeyp
     assert ",partial,ok,0.25,share 0.25" in rows[1]
     assert ",source,collapsed,0,share 0.0" in rows[2]
     page = (result.out / "report/report.html").read_text()
-    assert "partly adapted, 25 % of the way" in page
+    assert "partly adapted, 25 %" in page
     assert "share 0.25" in page
     source = small.labels(result.out, "Case01", "source_masks")
     assert np.array_equal(small.labels(result.out, "Case01"), source)

@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from made_up_runs import SPACING, case, drive, failed, run_context, unscored
+from made_up_runs import SPACING, case, drive, failed, probabilities, run_context, unscored
 
+from tesla_med.calibration import boundary_band, calibration_region, count_case
 from tesla_med.config import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
 from tesla_med.nifti import slice_axis
@@ -16,6 +17,7 @@ from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.types import CaseResult, CaseView, ClassScore
 
+MODELS = ("source", "adapted")
 RAS, LPS = np.diag([1.0, 1.0, 2.0, 1.0]), np.diag([-1.0, -1.0, 2.0, 1.0])
 
 
@@ -116,6 +118,93 @@ def test_calibration_leads_with_the_region_and_matches_its_cases(tmp_path):
     assert content["region"]["adapted"]["1"]["voxels"] == voxels
     assert set(content["region"]["source"]) == {"all", "0", "1", "2"}
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def with_boundary(run, number, **changes):
+    """Return a made-up case whose counts have all three areas."""
+    result, view = case(run, number, **changes)
+    classes, rng = len(run.pipeline.classes), np.random.default_rng(number)
+    probs = [probabilities(mask, classes, rng) for mask in (view.source_mask, view.mask)]
+    region = calibration_region(view.reference, view.source_mask, view.mask)
+    band = boundary_band(view.reference)
+    counts = count_case(*probs, view.reference, region, run.pipeline.values, 15, band)
+    return result.model_copy(update={"calibration": counts}), view
+
+
+def test_calibration_of_the_boundary_with_intervals(tmp_path):
+    run = run_context(tmp_path, 3)
+    pairs = [with_boundary(run, number) for number in range(3)]
+    content = json.loads(write("calibration", run, pairs)[0].read_text())
+    assert "3 voxels of an edge" in content["definitions"]["boundary"]
+    assert content["intervals"]["draws"] == 1000
+    bands = sum(int(boundary_band(view.reference).sum()) for _, view in pairs)
+    for key in ("all", "0", "1", "2"):
+        figures = content["boundary"]["adapted"][key]
+        assert figures["voxels"] == bands
+        assert len(figures["bins"]["count"]) == 15
+        change = content["boundary"]["difference"][key]
+        for name in ("ece", "brier", "nll"):
+            low, high = figures[f"{name}_interval"]
+            assert 0 < low < high
+            assert change[name] == pytest.approx(
+                figures[name] - content["boundary"]["source"][key][name], abs=1e-12
+            )
+            assert len(change[f"{name}_interval"]) == 2
+
+
+def test_calibration_of_older_records_has_no_boundary(tmp_path):
+    run = run_context(tmp_path)
+    pairs = [with_boundary(run, 0), case(run, 1)]
+    content = json.loads(write("calibration", run, pairs)[0].read_text())
+    assert "boundary" not in content
+    assert "boundary" not in content["definitions"]
+    assert content["region"]["adapted"]["all"]["ece_interval"] is not None
+    assert "boundary all classes" not in text_of(page(run, pairs))
+
+
+def test_page_shows_the_three_areas_with_intervals(tmp_path):
+    run = run_context(tmp_path, 3)
+    pairs = [with_boundary(run, number) for number in range(4)]
+    summary = summarise_results([result for result, _ in pairs])
+    text = text_of(page(run, pairs))
+    for area, title in (
+        ("region", "calibration region"),
+        ("boundary", "boundary"),
+        ("all", "all voxels"),
+    ):
+        row, change = f"{title} all classes", f"{title} change"
+        for figure in ("ece", "brier", "nll"):
+            for model in ("source", "adapted"):
+                figures = summary[area][model]["all"]
+                low, high = figures[f"{figure}_interval"]
+                row += f" {figures[figure]:.3f} {low:.3f} to {high:.3f}"
+            figures = summary[area]["difference"]["all"]
+            low, high = map(_content.signed, figures[f"{figure}_interval"])
+            change += f" {_content.signed(figures[figure])} ({low} to {high})"
+        assert row in text
+        assert change in text
+        figures = [summary[area][model]["2"]["ece"] for model in ("source", "adapted")]
+        assert f"{title} central zone {figures[0]:.3f} {figures[1]:.3f}" in text
+
+
+def test_intervals_of_a_single_case_are_not_applicable(tmp_path):
+    run = run_context(tmp_path)
+    text = text_of(page(run, [with_boundary(run, 1)]))
+    ece = [summarise_results([with_boundary(run, 1)[0]])["boundary"][m]["all"]["ece"] for m in MODELS]
+    title = "boundary"
+    assert f"{title} all classes {ece[0]:.3f} n/a {ece[1]:.3f} n/a" in text
+    assert f"{title} change {_content.signed(ece[1] - ece[0])} (n/a)" in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [(-0.3, -0.1, "good"), (0.1, 0.3, "bad"), (-0.1, 0.1, ""), (-0.1, -0.0001, ""), (0.0, 0.2, "")],
+)
+def test_a_change_is_coloured_where_its_interval_leaves_zero_out(low, high, wanted):
+    difference = {"ece": (low + high) / 2, "ece_interval": [low, high]}
+    assert _content._change(difference, "ece")[2] == wanted
+    assert _content._change({"ece": 0.2, "ece_interval": None}, "ece") == ("+0.200", "n/a", "")
+    assert _content._change({"ece": None, "ece_interval": None}, "ece") == ("–", "", "")
 
 
 def test_calibration_of_nothing_has_no_figures_and_no_stale_picture(tmp_path):
@@ -380,11 +469,11 @@ def test_cases_to_review_come_first(tmp_path):
         ("poor", True),
         ("good", False),
     ]
-    assert rows[1].classes[0].predicted == "0.50 (0.40 to 0.60)"
+    assert rows[1].classes[0].predicted == ("0.50", "0.40 to 0.60")
     run = run_context(tmp_path)
     html = page(run, [(item, None) for item in results])
     assert "Predicted Dice" in html
-    assert "0.50 (0.40 to 0.60)" in html
+    assert "0.40 to 0.60" in html
     assert "of 2 in their 90 % interval" in html
     assert "Predicted Dice" not in page(run_context(tmp_path / "none"), [(good, None)])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tesla_med.calibration import ALL_CLASSES
+from tesla_med.calibration import ALL_CLASSES, DIFFERENCE, FIGURES
 from tesla_med.config import LabelClass, QualityConfig
 from tesla_med.quality import needs_review
 from tesla_med.reports.base import RunContext
@@ -25,6 +25,7 @@ STATUS_TEXT = {
 }
 USED_TEXT = {"source": "source mask kept", "partial": "partly adapted", "adapted": "adapted"}
 SECTION_LIMIT = 160
+AREA_TEXT = {"region": "calibration region", "boundary": "boundary", "all": "all voxels"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ClassRow:
     volume: str
     volume_change: str
     agreement: str
-    predicted: str
+    predicted: tuple[str, str]
     remark: str
     bar: tuple[float, float] | None
 
@@ -116,9 +117,10 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
         if before is not None and after is not None:
             detail = f"{signed(after - before)}, calibration region"
             shown.append(Tile("ECE", f"{before:.3f} → {after:.3f}", detail, tone(before - after)))
-    kept = sum(item.used == "source" and item.status != "failed" for item in results)
-    if kept:
-        shown.append(Tile("Source mask kept", str(kept), "adaptation was not used"))
+    taken = Counter(item.used for item in results if item.status != "failed")
+    if taken["source"] or taken["partial"]:
+        parts = [f"{taken['partial']} partly", f"{taken['adapted']} in full"]
+        shown.append(Tile("Source mask kept", str(taken["source"]), "adapted " + ", ".join(parts)))
     troubles = [f"{counts[key]} {key}" for key in ("empty", "unscored", "blank", "collapsed") if counts[key]]
     shown.append(Tile("Failed", str(counts["failed"]), ", ".join(troubles) or "nothing else to report"))
     return shown
@@ -157,7 +159,7 @@ def case_rows(
 
 
 def _used_text(result: CaseResult) -> str:
-    share = f", {100 * result.share:.0f} % of the way" if result.used == "partial" and result.share else ""
+    share = f", {100 * result.share:.0f} %" if result.used == "partial" and result.share else ""
     return USED_TEXT[result.used] + share
 
 
@@ -176,19 +178,43 @@ def has_blank_volumes(results: Sequence[CaseResult]) -> bool:
 
 
 def calibration_rows(summary: Mapping[str, Any], classes: Sequence[LabelClass]) -> list[dict[str, Any]]:
-    """Return a row for each area and class with the figures of both models; none without them."""
+    """Return a row for each area and class with the figures of both models; none without them.
+
+    Each figure is (source, adapted). The rows of all classes also have ``intervals``, the same
+    pairs of "low to high", and ``changes``, (change, interval, tone) of each figure.
+    """
     rows: list[dict[str, Any]] = []
-    for area, title in (("region", "calibration region"), ("all", "all voxels")):
+    for area, title in AREA_TEXT.items():
         if area not in summary:
             continue
         names = [(ALL_CLASSES, "all classes")] + [(str(item.value), item.name) for item in classes[1:]]
         for key, name in names:
             source, ours = summary[area]["source"][key], summary[area]["adapted"][key]
             row: dict[str, Any] = {"area": title, "name": name, "voxels": f"{ours['voxels']:,}"}
-            for figure in ("ece", "brier", "nll"):
-                row[figure] = (_number(source[figure], 3), _number(ours[figure], 3))
+            row["figures"] = [(_number(source[item], 3), _number(ours[item], 3)) for item in FIGURES]
+            row["intervals"] = row["changes"] = None
+            if key == ALL_CLASSES:
+                names_of = [f"{item}_interval" for item in FIGURES]
+                row["intervals"] = [(_interval(source[item]), _interval(ours[item])) for item in names_of]
+                row["changes"] = [_change(summary[area][DIFFERENCE][key], item) for item in FIGURES]
             rows.append(row)
     return rows
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return NOT_APPLICABLE if bounds is None else " to ".join(_number(value, 3) for value in bounds)
+
+
+def _change(difference: Mapping[str, Any], figure: str) -> tuple[str, str, str]:
+    """Return adapted minus source, its interval, and a tone where the interval leaves zero out."""
+    value, bounds = difference[figure], difference[f"{figure}_interval"]
+    if value is None:
+        return BLANK, "", ""
+    if bounds is None:
+        return signed(value), NOT_APPLICABLE, ""
+    low, high = bounds
+    found = tone(-high) if high < 0 else tone(-low) if low > 0 else ""
+    return signed(value), f"{signed(low)} to {signed(high)}", found
 
 
 def settings(run: RunContext) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -248,10 +274,11 @@ def _class_row(score: ClassScore, agreement: Mapping[int, float | None]) -> Clas
     )
 
 
-def _predicted(score: ClassScore) -> str:
+def _predicted(score: ClassScore) -> tuple[str, str]:
+    """Return the predicted Dice and its interval."""
     if score.predicted_dice is None or score.predicted_low is None or score.predicted_high is None:
-        return ""
-    return f"{score.predicted_dice:.2f} ({score.predicted_low:.2f} to {score.predicted_high:.2f})"
+        return BLANK, ""
+    return f"{score.predicted_dice:.2f}", f"{score.predicted_low:.2f} to {score.predicted_high:.2f}"
 
 
 def has_predictions(results: Sequence[CaseResult]) -> bool:
