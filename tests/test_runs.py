@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -388,3 +391,42 @@ def test_the_chain_of_weights_leads_back_to_the_source(three, weights, tmp_path)
     assert sha256(last) == parent
     extra = json.loads(last.with_suffix(".json").read_text())["extra"]
     assert extra["parent_sha256"] == sha256(out / "checkpoints/after/Case01.safetensors")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+import small_site as small
+original, count = Path.replace, [0]
+def replace(path, target):
+    count[0] += 1
+    if count[0] == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(path, target)
+Path.replace = replace
+small.run(Path({volumes!r}), Path({weights!r}), Path({out!r}), protocol="N-O", reset="site")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+def test_a_killed_process_goes_on_bit_for_bit(three, weights, tmp_path):
+    small.run(three, weights, tmp_path / "whole", **STREAMS["N-O"])
+    out = tmp_path / "out"
+    values = {
+        "tests": str(Path(__file__).parent),
+        "number": 14,
+        "volumes": str(three),
+        "weights": str(weights),
+        "out": str(out),
+    }
+    done = subprocess.run([sys.executable, "-c", KILLED.format(**values)], check=False)  # noqa: S603
+    assert done.returncode == -signal.SIGKILL
+    assert 0 < len(list((out / "masks").glob("*.nii.gz"))) < 3
+    small.run(three, weights, out, resume=True, **STREAMS["N-O"])
+    assert comparable(out) == comparable(tmp_path / "whole")
+    left = list(out.rglob(".tmp-*"))
+    assert len(left) <= 1  # the file that was about to be renamed
