@@ -73,12 +73,13 @@ def _score(
     )
     counts = None
     if reference is not None:
+        axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
         region = calibration.calibration_region(
             reference,
             source.mask,
             adapted.mask,
             dilation=pipeline.report.region_dilation,
-            slice_axis=slice_axis(volume.affine, pipeline.preprocessing.orientation),
+            slice_axis=axis,
         )
         counts = calibration.count_case(
             source.probs,
@@ -87,6 +88,7 @@ def _score(
             region,
             pipeline.values,
             pipeline.report.bins,
+            calibration.boundary_band(reference, slice_axis=axis),
         )
     return Scored(scores, reference, counts, problem)
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from tesla_med.calibration import (
+    BOUNDARY_WIDTH,
     CalibrationCounts,
+    bootstrap_intervals,
+    boundary_band,
     calibration_region,
     count_binary,
     count_case,
@@ -59,9 +62,10 @@ def loop_oracle(probs, reference, chosen, bins, target):
 def test_figures_match_a_plain_loop(seed, bins):
     source, adapted, reference, region = make_case(seed)
     values = (0, 2, 5)
-    summary = summarise(merge([count_case(source, adapted, reference, region, values, bins)]))
+    boundary = np.random.default_rng(seed + 50).random(region.shape) > 0.7
+    summary = summarise(merge([count_case(source, adapted, reference, region, values, bins, boundary)]))
     for model, probs in (("source", source), ("adapted", adapted)):
-        for area, chosen in (("region", region), ("all", np.ones_like(region))):
+        for area, chosen in (("region", region), ("boundary", boundary), ("all", np.ones_like(region))):
             for key, target in (("all", "all"), ("0", 0), ("2", 1), ("5", 2)):
                 figures = summary[area][model][key]
                 ece, brier, nll, counts = loop_oracle(probs, reference, chosen, bins, target)
@@ -179,6 +183,8 @@ def test_inputs_that_do_not_fit_are_named():
         count_case(source[:2], adapted, reference, region, (0, 1, 2))
     with pytest.raises(DataError, match="region"):
         count_case(source, adapted, reference, region[:3], (0, 1, 2))
+    with pytest.raises(DataError, match="boundary"):
+        count_case(source, adapted, reference, region, (0, 1, 2), boundary=region[:3])
     with pytest.raises(DataError, match="class indices 0 to 2, got 0 to 5"):
         count_case(source, adapted, np.where(reference == 2, 5, reference), region, (0, 1, 2))
     one = count_case(source, adapted, reference, region, (0, 1, 2), 10)
@@ -234,5 +240,226 @@ def test_clinical_volume_is_counted_in_seconds():
     reference = (foreground > 0.7).astype(np.uint8)
     start = time.perf_counter()
     region = calibration_region(reference * 0, (foreground > 0.99999).astype(np.uint8))
-    count_case(probs, probs, reference, region, (0, 1))
-    assert time.perf_counter() - start < 12.0  # about 2 s on an idle machine
+    boundary = boundary_band(reference)
+    count_case(probs, probs, reference, region, (0, 1), boundary=boundary)
+    assert time.perf_counter() - start < 16.0  # about 3 s on an idle machine
+
+
+# ---------------------------------------------------------------- boundary
+
+
+def band_oracle(reference, width, slice_axis):
+    """Compare every voxel with every other of its slice."""
+    band = np.zeros(reference.shape, bool)
+    voxels = [np.array(place) for place in np.ndindex(reference.shape)]
+    for place in voxels:
+        for other in voxels:
+            offset = place - other
+            if offset[slice_axis] == 0 and 0 < (offset**2).sum() <= width**2:
+                band[tuple(place)] |= reference[tuple(place)] != reference[tuple(other)]
+    return band
+
+
+@pytest.mark.parametrize("slice_axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("width", [1, 3])
+def test_band_matches_a_plain_loop(width, slice_axis):
+    rng = np.random.default_rng(width)
+    reference = np.zeros((9, 8, 7), np.uint8)
+    reference[2:6, 3:, 1:4] = 1
+    reference[4:8, 2:5, 2:] = 7
+    reference[tuple(rng.integers(0, (9, 8, 7)))] = 44
+    assert np.array_equal(
+        boundary_band(reference, width, slice_axis), band_oracle(reference, width, slice_axis)
+    )
+
+
+def test_band_has_three_voxels_on_each_side():
+    assert BOUNDARY_WIDTH == 3
+    reference = np.zeros((1, 30, 2), np.uint8)
+    reference[:, 10:20, 0] = 4
+    band = boundary_band(reference)
+    assert np.flatnonzero(band[0, :, 0]).tolist() == [*range(7, 13), *range(17, 23)]
+    assert not band[:, :, 1].any()  # the next slice has no edge
+
+
+def test_edge_between_two_classes_counts_and_the_rim_does_not():
+    reference = np.ones((20, 20, 1), np.uint8)
+    assert not boundary_band(reference).any()
+    reference[10:] = 2
+    assert np.flatnonzero(boundary_band(reference)[:, 0, 0]).tolist() == list(range(7, 13))
+
+
+def test_band_of_nothing():
+    empty = np.zeros((6, 6, 6), np.uint8)
+    assert not boundary_band(empty).any()
+    assert boundary_band(np.zeros((0, 4, 4), np.uint8)).shape == (0, 4, 4)
+    empty[2, 2, 2] = 1
+    assert not boundary_band(empty, 0).any()
+    assert boundary_band(empty, 1).sum() == 5
+
+
+def test_errors_at_the_edge_show_in_the_boundary():
+    # an edge that is off by two voxels and certain of it
+    reference = np.zeros((60, 60, 2), np.int64)
+    reference[15:45, 15:45] = 1
+    probs = np.stack([np.roll(reference, 2, 0) == 0, np.roll(reference, 2, 0) == 1]).astype(np.float32)
+    mask = np.roll(reference, 2, 0)
+    counts = count_case(
+        probs, probs, reference, calibration_region(reference, mask), (0, 1), 15, boundary_band(reference)
+    )
+    summary = summarise(merge([counts]))
+    ece = {area: summary[area]["adapted"]["all"]["ece"] for area in ("boundary", "region", "all")}
+    assert ece["boundary"] > 1.5 * ece["region"] > 1.5 * ece["all"]
+
+
+def without_boundary(counts):
+    older = json.loads(json.dumps(counts))
+    for model in ("source", "adapted"):
+        del older[model]["boundary"]
+    return older
+
+
+def test_older_counts_are_read_and_the_boundary_is_left_out():
+    newer = [
+        count_case(*make_case(seed), values=(0, 1, 2), boundary=make_case(seed + 9)[3]) for seed in range(3)
+    ]
+    older = [without_boundary(item) for item in newer]
+    assert "boundary" in summarise(merge(newer), newer)
+    expected = summarise(merge(older), older)
+    assert "boundary" not in expected
+    for mixed in ([newer[0], *older[1:]], [older[0], *newer[1:]]):
+        assert summarise(merge(mixed), mixed) == expected
+    assert expected["region"]["source"] == summarise(merge(newer), newer)["region"]["source"]
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def sites(cases, seed=0, classes=3, shape=(7, 6, 4), bins=15):
+    rng = np.random.default_rng(seed)
+    counts = []
+    for number in range(cases):
+        reference = rng.integers(0, classes, shape)
+        truth = np.arange(classes)[:, None, None, None] == reference
+        source = softmax(rng.normal(size=(classes, *shape)) * 2 + truth)
+        adapted = softmax(rng.normal(size=(classes, *shape)) + 2 * truth + 0.1 * number)
+        areas = rng.random((2, *shape)) > 0.4
+        counts.append(count_case(source, adapted, reference, areas[0], tuple(range(classes)), bins, areas[1]))
+    return counts
+
+
+@pytest.mark.parametrize("area", ["region", "boundary", "all"])
+def test_intervals_match_merging_the_drawn_cases(area):
+    cases, draws = sites(5), 60
+    found = bootstrap_intervals(cases, area, draws=draws, seed=4)
+    weights = np.random.default_rng(4).multinomial(5, np.full(5, 0.2), draws)
+    figures = {key: [] for key in found}
+    for row in weights:
+        chosen = [item for item, times in zip(cases, row, strict=True) for _ in range(times)]
+        assert len(chosen) == 5
+        summary = summarise(merge(chosen))[area]
+        for model, key in figures:
+            figures[model, key].append([summary[model][key][name] for name in ("ece", "brier", "nll")])
+    assert set(figures) == {
+        (model, key) for model in ("source", "adapted", "difference") for key in ("all", "0", "1", "2")
+    }
+    for key, values in figures.items():
+        low, high = np.quantile(values, [0.025, 0.975], axis=0)
+        for index, name in enumerate(("ece", "brier", "nll")):
+            assert found[key][name] == pytest.approx([low[index], high[index]], rel=1e-9)
+
+
+def test_summary_has_intervals_beside_the_figures_and_the_difference():
+    cases = sites(8)
+    summary = summarise(merge(cases), cases)
+    assert summary["intervals"] == {"level": 0.95, "draws": 1000, "seed": 0}
+    assert summary == summarise(merge(cases), cases)
+    json.dumps(summary, allow_nan=False)
+    for area in ("region", "boundary", "all"):
+        bounds = bootstrap_intervals(cases, area)
+        for key in ("all", "0", "1", "2"):
+            models = {name: summary[area][name][key] for name in ("source", "adapted", "difference")}
+            for figure in ("ece", "brier", "nll"):
+                change = models["adapted"][figure] - models["source"][figure]
+                assert models["difference"][figure] == pytest.approx(change)
+                for name, figures in models.items():
+                    low, high = figures[f"{figure}_interval"]
+                    assert [low, high] == bounds[name, key][figure]
+                    assert low < high
+                    if figure != "ece":  # means of cases lie within; ECE of resamples is larger
+                        assert low <= figures[figure] <= high
+            assert set(models["difference"]) == {*bounds["source", key], *INTERVAL_KEYS}
+
+
+INTERVAL_KEYS = {"ece_interval", "brier_interval", "nll_interval"}
+
+
+def test_difference_is_one_of_pairs():
+    # cases differ much, and the method is better by the same in each: only pairs can tell
+    shape, cases = (10, 10, 2), []
+    reference = np.zeros(shape, np.int64)
+    for share in np.linspace(0.1, 0.8, 8):
+        both = [np.full(shape, value, np.float32) for value in (share, share + 0.05)]
+        source, adapted = (np.stack([value, 1 - value]) for value in both)
+        cases.append(count_case(source, adapted, reference, reference == 0, (0, 1)))
+    figures = summarise(merge(cases), cases)["region"]
+    low, high = figures["difference"]["0"]["ece_interval"]
+    assert low == pytest.approx(-0.05, abs=1e-6)
+    assert high == pytest.approx(-0.05, abs=1e-6)
+    low, high = figures["source"]["0"]["ece_interval"]
+    assert high - low > 0.2
+
+
+def test_same_models_differ_by_nothing():
+    cases = [{**item, "adapted": item["source"]} for item in sites(4)]
+    figures = summarise(merge(cases), cases)["all"]["difference"]["all"]
+    assert figures["ece"] == figures["brier"] == figures["nll"] == 0.0
+    assert all(figures[key] == [0.0, 0.0] for key in INTERVAL_KEYS)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_fewer_than_two_cases_have_no_interval(number):
+    cases = sites(2)[:number] or sites(3)
+    given = cases if number else ()
+    summary = summarise(merge(cases), given)
+    for area in ("region", "boundary", "all"):
+        assert bootstrap_intervals(given, area) == {}
+        for model in ("source", "adapted", "difference"):
+            figures = summary[area][model]["all"]
+            assert figures["ece"] is not None
+            assert all(figures[key] is None for key in INTERVAL_KEYS)
+
+
+def test_cases_without_voxels_in_an_area():
+    full = sites(3)
+    probs, _, reference, region = make_case(0)
+    nothing = count_case(probs, probs, reference, region & False, (0, 1, 2), 15, region & False)
+    one = [full[0], nothing, nothing]
+    summary = summarise(merge(one), one)
+    assert summary["boundary"]["source"]["all"]["ece_interval"] is None
+    assert summary["all"]["source"]["all"]["ece_interval"] is not None
+    two = [full[0], full[1], nothing, nothing, nothing, nothing]  # some draws have no voxel at all
+    summary = summarise(merge(two), two)
+    assert all(math.isfinite(value) for value in summary["boundary"]["source"]["all"]["nll_interval"])
+    none = [nothing, nothing]
+    summary = summarise(merge(none), none)
+    assert summary["region"]["difference"]["all"]["ece"] is None
+    assert summary["region"]["difference"]["all"]["ece_interval"] is None
+    json.dumps(summary, allow_nan=False)
+
+
+def test_intervals_narrow_with_more_cases():
+    width = []
+    for number in (10, 160):
+        cases = sites(number, shape=(4, 4, 2))
+        low, high = bootstrap_intervals(cases, "all")["source", "all"]["brier"]
+        width.append(high - low)
+    assert width[1] < width[0] / 2
+
+
+def test_a_hundred_cases_take_less_than_two_seconds():
+    cases = sites(100, shape=(3, 3, 2), bins=15)
+    merged = merge(cases)
+    start = time.perf_counter()
+    summarise(merged, cases)
+    assert time.perf_counter() - start < 2.0  # about 0.1 s on an idle machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tesla_med.calibration import boundary_band
 from tesla_med.config import Files, LabelClass, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.io import read_volume, save_image
 from tesla_med.nifti import slice_axis
@@ -68,10 +69,13 @@ def scored(tmp_path):
         probs = np.stack([1 - mask, mask]).astype(np.float32) * 0.8 + 0.1
         return Prediction(probs, mask.astype(np.uint16))
 
-    def run(layer, path="a_mask.nii.gz", where=site):
+    def run(layer, path="a_mask.nii.gz", where=site, orientation="RAS"):
         masks = (tmp_path / path if path else None,)
         case = Case("a", tmp_path / "a.nii.gz", masks)
-        return score(case, volume, prediction(half), prediction(truth), where(layer), pipeline(0, 1))
+        config = pipeline(0, 1)
+        preprocessing = config.preprocessing.model_copy(update={"orientation": orientation})
+        config = config.model_copy(update={"preprocessing": preprocessing})
+        return score(case, volume, prediction(half), prediction(truth), where(layer), config)
 
     return run, tmp_path, truth
 
@@ -88,6 +92,22 @@ def test_source_and_adapted_are_not_swapped(scored):
     assert np.array_equal(result.reference, truth)
     assert not result.problem
     assert result.calibration is not None
+
+
+@pytest.mark.parametrize(("orientation", "axis"), [("RAS", 2), ("RSA", 1)])
+def test_calibration_has_the_boundary_of_the_reference_within_slices(scored, orientation, axis):
+    run, _, truth = scored
+    counts = run(MaskLayer(pattern="*_mask.nii.gz"), orientation=orientation).calibration
+    expected = boundary_band(truth, 3, axis)
+    assert expected.sum() not in (0, boundary_band(truth, 3, 3 - axis).sum())
+    for model, wrong in (("source", truth[6:] & expected[6:]), ("adapted", truth[:0])):
+        figures = counts[model]["boundary"]["1"]
+        assert figures["voxels"] == expected.sum()
+        # probabilities are 0.9 of what the mask says, and the source lacks half of the structure
+        assert figures["brier"] == pytest.approx(
+            0.01 * (expected.sum() - wrong.sum()) + 0.81 * wrong.sum(), rel=1e-5
+        )
+    assert list(counts["adapted"]) == ["region", "boundary", "all"]
 
 
 def test_without_a_reference_there_are_volumes_only(scored):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tesla_med.calibration import ALL_CLASSES, MODELS, merge, summarise
+from tesla_med.calibration import ALL_CLASSES, BOUNDARY_WIDTH, MODELS, merge, summarise
 from tesla_med.config import PipelineConfig
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.types import CaseResult
@@ -17,7 +17,7 @@ INK = "#27313d"
 
 @REPORTS.register("calibration")
 class CalibrationReport(Report):
-    """Calibration of the unadapted model and of the method, over the region and all voxels."""
+    """Calibration of the unadapted model and of the method: the region, the boundary, all voxels."""
 
     name = "calibration"
     summary = "calibration.json and a reliability diagram"
@@ -29,10 +29,10 @@ class CalibrationReport(Report):
         summary = summarise_results(results)
         folder = self.run.report_folder
         data, picture = folder / "calibration.json", folder / "reliability.png"
-        content = (
-            summary | {"definitions": definitions(self.run.pipeline)} if "region" in summary else summary
-        )
-        write_json(data, content)
+        words = definitions(self.run.pipeline)
+        if "boundary" not in summary:  # counts of an earlier version
+            del words["boundary"]
+        write_json(data, summary | {"definitions": words} if "region" in summary else summary)
         drawn = reliability_png(summary, self.run.pipeline)
         if drawn is None:
             picture.unlink(missing_ok=True)  # one of an earlier run would contradict the JSON
@@ -44,7 +44,8 @@ class CalibrationReport(Report):
 
 def summarise_results(results: Sequence[CaseResult]) -> dict[str, Any]:
     """Return :func:`tesla_med.calibration.summarise` of every case that has counts."""
-    return summarise(merge(item.calibration for item in results if item.calibration is not None))
+    counts = [item.calibration for item in results if item.calibration is not None]
+    return summarise(merge(counts), counts)
 
 
 def definitions(pipeline: PipelineConfig) -> dict[str, str]:
@@ -57,9 +58,18 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
             "reference, source and adapted foreground united, dilated"
             f" {pipeline.report.region_dilation} voxels within slices"
         ),
+        "boundary": (
+            f"within {BOUNDARY_WIDTH} voxels of an edge of a foreground class of the reference, on both"
+            " sides, within slices"
+        ),
         "ece": "mean over voxels of |accuracy - confidence| of the voxel's bin; bins are (low, high]",
         "brier": "mean squared error of the probability; of all classes: summed over classes, 0 to 2",
         "nll": "mean negative natural logarithm of the probability of what is true, at least epsilon",
+        "difference": "adapted minus source; below zero the method is better",
+        "intervals": (
+            "percentiles of the figure over cases drawn with replacement, the same cases for both models;"
+            " null with fewer than two cases that have voxels in the area"
+        ),
         "clipped": "voxels whose probability of what is true was below epsilon",
     }
 
