@@ -16,6 +16,8 @@ from typing import Any
 from tesla_med.errors import DataError, OutputError
 
 LOCK_NAME = ".tesla-med.lock"
+TEMPORARY = ".tmp-"
+"""How the names of half-written files begin."""
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -34,7 +36,7 @@ def atomic_path(path: Path, needed: int | None = None) -> Iterator[Path]:
         OutputError: the file cannot be written; space needed and free are named.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}{''.join(path.suffixes[-2:])}")
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(6)}{''.join(path.suffixes[-2:])}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from tesla_med.config import PipelineConfig
 from tesla_med.errors import OutputError, TeslaMedError
-from tesla_med.files import LOCK_NAME, sha256, write_json
+from tesla_med.files import LOCK_NAME, TEMPORARY, sha256, write_json
 from tesla_med.io import read_mask
 from tesla_med.resume import StateStore
 from tesla_med.types import Case, CaseResult
@@ -131,6 +132,10 @@ class RunFolder:
         if overwrite:
             self._clear()
         self._write_check()
+        for part in PARTS:  # what a killed run was writing; nobody else writes here
+            for path in (self.out / part).rglob(f"{TEMPORARY}*"):
+                with suppress(OSError):
+                    path.unlink()
 
     def complete(self) -> bool:
         """Whether run.json says that the run was finished."""
