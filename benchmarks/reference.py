@@ -37,6 +37,7 @@ from tesla_med.models.loading import load_model
 from tesla_med.plan import device_name
 from tesla_med.postprocess import keep_largest
 from tesla_med.quality import with_estimates
+from tesla_med.recalibration import scale_temperature
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Case
 
@@ -50,6 +51,8 @@ WEIGHTS = {
     "spinal_cord": "spinal_source_unet.safetensors",
 }
 RECIPES = ("source", "bn", "released", "default")
+CHANGED = {"recalibrated": ("recalibrate=true",), "unguarded": ("guard.enabled=false",)}
+"""Recipes that are the default one with something switched."""
 
 
 class Reader(CaseLoader):
@@ -98,14 +101,15 @@ def run_site(
 ) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
     """Yield figures, and the probabilities of source and method at the model's grid, case by case."""
     driver = Driver(method, protocol, pipeline.reset_for(protocol))
-    predictor = CasePredictor(source, method, driver, pipeline.guard)
+    predictor = CasePredictor(source, method, driver, pipeline.guard, recalibrate=pipeline.recalibrate)
     if not driver.case_by_case:
         driver.adapt_to_site(SiteSlices(cases, reader))
     for case in cases:
         loaded = reader(case)
         images = loaded.prepared.images
         outcome = predictor(images)
-        probs, verdict, classes = outcome.probs, outcome.verdict, outcome.probs.shape[1]
+        verdict, classes = outcome.verdict, outcome.probs.shape[1]
+        probs = outcome.probs
         native = loaded.prepared.restore(probs).argmax(0)
         mask = at_model_mask(probs, pipeline)
         truth, indices = reader.at_model[case.name], pipeline_indices(classes)
@@ -139,7 +143,7 @@ def run_site(
                 ],
             },
             outcome.source,
-            probs,
+            scale_temperature(probs, outcome.temperature) if outcome.temperature != 1.0 else probs,
         )
 
 
@@ -185,7 +189,7 @@ def calibrate(
 def pipeline_of(task: str, recipe: str, overrides: tuple[str, ...]) -> Any:
     """Return the pipeline of a recipe: 'default' is the task's own."""
     suffix = f"_{recipe}" if recipe in ("released", "paper") else ""
-    return load_pipeline(task + suffix, overrides)
+    return load_pipeline(task + suffix, (*overrides, *CHANGED.get(recipe, ())))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -350,7 +354,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=SHARED / "reference", help="folder of the weights")
     parser.add_argument("--sites", nargs="*", default=[], help="site ids; default all")
     parser.add_argument(
-        "--recipes", nargs="*", default=list(RECIPES), help="source bn released default paper"
+        "--recipes",
+        nargs="*",
+        default=list(RECIPES),
+        help=f"source bn released default paper {' '.join(CHANGED)}",
     )
     parser.add_argument("--protocols", nargs="*", default=["N-O"], help="N-O N-M")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 1 to this")

@@ -28,6 +28,7 @@ from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
 from tesla_med.postprocess import keep_largest
 from tesla_med.quality import with_estimates
+from tesla_med.recalibration import scale_volume
 from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
 from tesla_med.runs import RunFolder
 from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress, mean_of_known
@@ -177,7 +178,13 @@ class _Run:
         self.passes = 0
         self.whole = False  # everything was done before: nothing is adapted, nothing saved
         self.driver = Driver(self.method, plan.protocol, plan.reset, self._tell_step)
-        self.predict = CasePredictor(self.source, self.method, self.driver, plan.pipeline.guard)
+        self.predict = CasePredictor(
+            self.source,
+            self.method,
+            self.driver,
+            plan.pipeline.guard,
+            recalibrate=plan.pipeline.recalibrate,
+        )
         self.independent = plan.reset == "case" or not self.method.adapts
         self.reports: list[Report] = []
         for name in plan.pipeline.reports:
@@ -362,7 +369,7 @@ class _Run:
             verdict = outcome.verdict
             source = adapted = self._restore(loaded, outcome.source)
             if verdict.share > 0:
-                adapted = self._restore(loaded, outcome.probs)
+                adapted = self._restore(loaded, outcome.probs, outcome.temperature)
                 if self.plan.reset == "case":
                     self._save_checkpoint(loaded.case.name, images, verdict.share)
         self._write(loaded, source, adapted)
@@ -395,10 +402,12 @@ class _Run:
         )
         return result, view
 
-    def _restore(self, loaded: LoadedCase, probs: Tensor) -> Prediction:
+    def _restore(self, loaded: LoadedCase, probs: Tensor, temperature: float = 1.0) -> Prediction:
         assert loaded.prepared is not None  # noqa: S101 - a blank case never gets here
         native = loaded.prepared.restore(probs)
         mask = scoring.label_values(native, self.plan.pipeline)
+        if temperature != 1.0:
+            native = scale_volume(native, temperature)
         return Prediction(native, keep_largest(mask) if self.plan.pipeline.keep_largest else mask)
 
     def _background(self, loaded: LoadedCase) -> Prediction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -12,6 +12,8 @@ from tesla_med.config import GuardConfig
 from tesla_med.driver import Driver
 from tesla_med.guard import Guard, Verdict, between
 from tesla_med.models.base import Network
+from tesla_med.quality import GAMMAS
+from tesla_med.recalibration import fit_temperature_to_masks
 from tesla_med.tta.base import TTAMethod
 
 NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
@@ -19,11 +21,15 @@ NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them."""
+    """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them.
+
+    ``temperature`` is to be applied to finished probabilities, after the mask was made of them.
+    """
 
     source: Tensor
     probs: Tensor
     verdict: Verdict
+    temperature: float = 1.0
 
 
 class CasePredictor:
@@ -34,10 +40,20 @@ class CasePredictor:
         method: the method that adapts, or ``source`` itself.
         driver: feeds it.
         config: of the guard.
+        recalibrate: choose a temperature for the adapted probabilities without labels.
     """
 
-    def __init__(self, source: TTAMethod, method: TTAMethod, driver: Driver, config: GuardConfig) -> None:
+    def __init__(
+        self,
+        source: TTAMethod,
+        method: TTAMethod,
+        driver: Driver,
+        config: GuardConfig,
+        *,
+        recalibrate: bool = False,
+    ) -> None:
         self.source = source
+        self.recalibrate = recalibrate
         self.method = method
         self.driver = driver
         self.guard = Guard(config, source, method) if config.enabled and method.adapts else None
@@ -47,6 +63,17 @@ class CasePredictor:
 
         Where adaptation collapsed the case leaves no trace in the method.
         """
+        outcome = self._judged(images)
+        if not self.recalibrate or outcome.verdict.share == 0:
+            return outcome
+        with self.deployed(images, outcome.verdict.share) as network:
+            styled = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
+        found = fit_temperature_to_masks(outcome.probs, styled)
+        signals = outcome.verdict.signals | {"temperature": found.temperature}
+        verdict = replace(outcome.verdict, signals=signals)
+        return replace(outcome, verdict=verdict, temperature=found.temperature)
+
+    def _judged(self, images: Tensor) -> Outcome:
         source = self.source.predict(images)
         if not self.method.adapts:
             return Outcome(source, source, Verdict(0.0, ""))

@@ -276,6 +276,9 @@ class PipelineConfig(Section):
     keep_largest: bool = Field(
         False, description="of the foreground keep the largest connected component, in masks only"
     )
+    recalibrate: bool = Field(
+        False, description="temperature of the probabilities, chosen without labels; masks stay as they are"
+    )
     cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
     reports: tuple[str, ...] = ("table", "calibration", "quality", "tensorboard", "html")
     report: ReportConfig = ReportConfig()

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -83,6 +85,17 @@ def scale_temperature(probs: Tensor, temperature: float) -> Tensor:
     lifted = torch.nextafter(top, torch.ones_like(top))  # equal to another class after rounding
     kept = scaled.argmax(dim=1, keepdim=True) == best
     return scaled.scatter(1, best, torch.where(kept, scaled.gather(1, best), lifted))
+
+
+def scale_volume(probs: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
+    """Return (L, I, J, K) probabilities of a volume scaled by :func:`scale_temperature`.
+
+    Raises:
+        DataError: as :func:`scale_temperature`.
+    """
+    slices = torch.from_numpy(probs).permute(3, 0, 1, 2)
+    scaled: npt.NDArray[np.float32] = scale_temperature(slices, temperature).permute(1, 2, 3, 0).numpy()
+    return np.ascontiguousarray(scaled)
 
 
 def style_region(masks: Sequence[Tensor], dilation: int = REGION_DILATION) -> Tensor:

@@ -854,3 +854,17 @@ def test_a_guarded_run_repeats_bit_for_bit(volumes, weights, tmp_path):
     for name in ("a", "b"):
         small.run(volumes, weights, tmp_path / name, overrides=GUARDED, protocol="N-M")
     assert small.masks(tmp_path / "a") == small.masks(tmp_path / "b")
+
+
+def test_recalibration_changes_probabilities_and_no_mask(volumes, weights, tmp_path):
+    for name, change in (("off", ()), ("on", ("recalibrate=true",))):
+        small.run(volumes, weights, tmp_path / name, overrides=change, save_probs=True)
+    assert small.masks(tmp_path / "off") == small.masks(tmp_path / "on")
+    cases = small.record(tmp_path / "on")["cases"]
+    assert all(0.5 <= item["signals"]["temperature"] <= 4 for item in cases)
+    assert any(item["signals"]["temperature"] != 1 for item in cases)
+    before, after = (
+        np.asarray(nib.load(tmp_path / f"{name}/probs/Case00_prob.nii.gz").dataobj) for name in ("off", "on")
+    )
+    assert not np.allclose(before, after)
+    assert np.allclose(after.sum(axis=-1), 1, atol=1e-5)
