@@ -628,3 +628,46 @@ def test_clipping_is_done_before_the_step(make_tesla, make_images):
 
 def test_registered():
     assert METHODS.get("tesla").name == "tesla"
+
+
+def test_the_marginal_can_follow_the_teacher(make_tesla, make_images):
+    method, images = make_tesla(marginal_target="teacher", distillation_weight=0.0), make_images(4)
+    labels, _ = method._pseudo_labels(images)
+    shares = labels.mean(dim=(0, 2, 3))
+    before = method.state_dict()
+    assert before["class_shares"] is None
+    result = method._update_student(images, labels)
+    assert torch.allclose(method.class_shares, shares)
+    probs = batch_mode(method.model)
+    method.load_state_dict(before)
+    assert method.class_shares is None
+    probs = batch_mode(method.student)(2 * images - 1).softmax(dim=1)
+    mean = probs.mean(dim=(0, 2, 3))
+    want = (mean * (mean / shares).log()).sum()
+    assert result["loss/class_marginal"].item() == pytest.approx(want.item(), abs=1e-5)
+    method._update_student(images, labels)
+    uniform = torch.full_like(labels, 1 / labels.shape[1])
+    method._update_student(images, uniform)
+    assert torch.allclose(method.class_shares, 0.9 * shares + 0.1 / labels.shape[1], atol=1e-6)
+
+
+def test_class_shares_are_part_of_the_state(make_tesla, make_images):
+    method, images = make_tesla(marginal_target="teacher"), make_images(4)
+    method.adapt(images)
+    kept = method.state_dict()
+    method.adapt(images)
+    after = weights(method.teacher)
+    method.load_state_dict(kept)
+    method.adapt(images)
+    assert all(torch.equal(value, after[name]) for name, value in weights(method.teacher).items())
+    method.reset()
+    assert method.class_shares is None
+
+
+def test_neighbouring_slices_are_mixed_in(make_tesla, make_images):
+    images = make_images(4)
+    plain = make_tesla().predict(images)
+    mixed = make_tesla(neighbour_share=0.25).predict(images)
+    assert torch.allclose(mixed[1], 0.25 * plain[0] + 0.5 * plain[1] + 0.25 * plain[2], atol=1e-6)
+    assert torch.allclose(mixed[0], 0.75 * plain[0] + 0.25 * plain[1], atol=1e-6)
+    assert torch.allclose(mixed.sum(dim=1), torch.ones(4, *images.shape[2:]), atol=1e-5)

@@ -13,7 +13,6 @@ The teacher predicts. docs/method says where paper and release part and what is 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -32,6 +31,9 @@ from tesla_med.teacher import Flip, average_over_views, make_teacher, update_tea
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 from tesla_med.tta.passes import GraphPool, NetworkPass
 
+SHARES_MOMENTUM = 0.1
+"""Share of a batch in the running class shares of ``marginal_target: teacher``."""
+
 
 class TeSLAParams(MethodParams):
     """Parameters of TeSLA; defaults are the paper's for MRI where it gives them."""
@@ -41,6 +43,9 @@ class TeSLAParams(MethodParams):
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
     teacher_momentum: float = Field(0.996, ge=0, le=1)
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
+    marginal_target: Literal["uniform", "teacher"] = Field(
+        "uniform", description="class shares that the marginal is drawn to: equal ones, or the teacher's own"
+    )
     distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
     freeze_norm_affine: bool = False
     reliability: float = Field(
@@ -80,6 +85,9 @@ class TeSLAParams(MethodParams):
         "running", description="normalise a prediction by running statistics or by the case's own"
     )
     max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    neighbour_share: float = Field(
+        0.0, ge=0, le=0.33, description="of each neighbouring slice in a slice's predicted probabilities"
+    )
 
 
 @METHODS.register("tesla")
@@ -110,6 +118,7 @@ class TeSLA(TTAMethod):
         )
         self.policy_optimizer = self._make_policy_optimizer()
         self._make_passes()
+        self.class_shares: Tensor | None = None
         self.epoch = 0
 
     def _make_passes(self) -> None:
@@ -212,6 +221,17 @@ class TeSLA(TTAMethod):
     def _adversarial_view(self, images: Tensor) -> View:
         return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
 
+    def _prior(self, pseudo_labels: Tensor) -> Tensor | None:
+        """Return the running class shares of the pseudo-labels, None for the paper's uniform marginal."""
+        if self.params.marginal_target == "uniform":
+            return None
+        shares = pseudo_labels.mean(dim=(0, *range(2, pseudo_labels.dim())))
+        before = self.class_shares
+        self.class_shares = (
+            shares if before is None else torch.lerp(before.to(shares), shares, SHARES_MOMENTUM)
+        )
+        return self.class_shares
+
     def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
         if self.params.reliability == 0:
             return None
@@ -226,7 +246,7 @@ class TeSLA(TTAMethod):
         logits, _ = self._learning(images)
         weight = self._pixel_weight(pseudo_labels)
         flipped = losses.flipped_cross_entropy(logits, pseudo_labels, weight)
-        marginal = losses.class_marginal(logits)
+        marginal = losses.class_marginal(logits, self._prior(pseudo_labels))
         (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
@@ -277,6 +297,8 @@ class TeSLA(TTAMethod):
                 shift=self.params.weak_shift,
                 flip=self.params.weak_flip,
             )
+            if self.params.neighbour_share > 0:
+                result = with_neighbours(result, self.params.neighbour_share)
         return result
 
     def record(self) -> dict[str, float]:
@@ -303,13 +325,23 @@ class TeSLA(TTAMethod):
         return {"student": self.optimizer, "policy": self.policy_optimizer}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the common state and the pass number."""
-        return super().state_dict() | {"epoch": self.epoch}
+        """Return the common state, the pass number and the running class shares."""
+        shares = None if self.class_shares is None else self.class_shares.clone()
+        return super().state_dict() | {"epoch": self.epoch, "class_shares": shares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore exactly what :meth:`state_dict` returned."""
         super().load_state_dict(state)
-        self.epoch = copy.copy(state["epoch"])
+        self.epoch = state["epoch"]
+        shares = state["class_shares"]
+        self.class_shares = None if shares is None else shares.clone()
+
+
+def with_neighbours(probs: Tensor, share: float) -> Tensor:
+    """Return (N, L, H, W) with ``share`` of each neighbouring slice mixed in; an end is its own neighbour."""
+    before = torch.cat([probs[:1], probs[:-1]])
+    after = torch.cat([probs[1:], probs[-1:]])
+    return (1.0 - 2.0 * share) * probs + share * (before + after)
 
 
 def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
