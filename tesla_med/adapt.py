@@ -334,7 +334,8 @@ class _Run:
         result = result.model_copy(update={"seconds": time.perf_counter() - start})
         self.folder.keep(result)
         self.results[result.case] = result
-        if not self.independent and self.driver.case_by_case and result.status != "failed":
+        moved = result.status not in ("failed", "collapsed", "blank")
+        if not self.independent and self.driver.case_by_case and moved:
             self._save_after(result)
         self._keep_state(changed=self.driver.case_by_case)
         self._tell(result, view)

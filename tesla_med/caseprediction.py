@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from tesla_med.config import GuardConfig
 from tesla_med.driver import Driver
 from tesla_med.guard import Guard, Verdict, between
+from tesla_med.memory import with_less_memory
 from tesla_med.models.base import Network
 from tesla_med.quality import GAMMAS
 from tesla_med.recalibration import fit_temperature_to_masks
 from tesla_med.tta.base import TTAMethod
 
+T = TypeVar("T")
 NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
 
 
@@ -61,7 +64,7 @@ class CasePredictor:
     def __call__(self, images: Tensor) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.
 
-        Where adaptation collapsed the case leaves no trace in the method.
+        Where adaptation collapsed or failed, the case leaves no trace in the method.
         """
         outcome = self._judged(images)
         if not self.recalibrate or outcome.verdict.share == 0:
@@ -74,11 +77,40 @@ class CasePredictor:
         return replace(outcome, verdict=verdict, temperature=found.temperature)
 
     def _judged(self, images: Tensor) -> Outcome:
-        source = self.source.predict(images)
         if not self.method.adapts:
-            return Outcome(source, source, Verdict(0.0, ""))
+            source, done = self._with_less_memory(lambda: self.source.predict(images), lambda: None, images)
+            return Outcome(source, source, Verdict(0.0, done))
         carries_on = self.driver.case_by_case and self.driver.reset != "case"
-        before = self.method.state_dict() if self.guard is not None and carries_on else None
+        before = self.method.state_dict() if carries_on else None
+        generators = self.method.generator.get_state(), self.method.noise_generator.get_state()
+
+        def restore() -> None:
+            if before is not None:
+                self.method.load_state_dict(before)
+            self.method.generator.set_state(generators[0])
+            self.method.noise_generator.set_state(generators[1])
+
+        try:
+            outcome, done = self._with_less_memory(lambda: self._attempt(images), restore, images)
+        except Exception:
+            restore()
+            raise
+        if outcome.verdict.collapsed:
+            restore()
+        if not done:
+            return outcome
+        reason = "; ".join(text for text in (outcome.verdict.reason, done) if text)
+        return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+
+    def _with_less_memory(
+        self, work: Callable[[], T], restore: Callable[[], None], images: Tensor
+    ) -> tuple[T, str]:
+        batch = self.method.params.batch_slices or images.shape[0]
+        most = min(max(batch, self.method.context.predict_batch), images.shape[0])
+        return with_less_memory(work, restore, (self.source, self.method), most)
+
+    def _attempt(self, images: Tensor) -> Outcome:
+        source = self.source.predict(images)
         probs = self.driver.adapt_and_predict(images)
         if probs is None:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True))
@@ -89,8 +121,6 @@ class CasePredictor:
             probs = source
         elif verdict.used == "partial":
             probs = self.guard.partial(images, verdict.share)
-        if verdict.collapsed and before is not None:
-            self.method.load_state_dict(before)
         return Outcome(source, probs, verdict)
 
     @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tesla_med.config import Protocol, Reset
 from tesla_med.datasets import SiteSlices
+from tesla_med.memory import with_less_memory
 from tesla_med.tta.base import Scalars, TTAMethod
 from tesla_med.types import Progress
 
@@ -69,16 +70,15 @@ class Driver:
 
         def batches() -> Iterable[Tensor]:
             if params.draw == "ordered" and params.batch_slices is not None:
-                yield from slices.batches(params.batch_slices)
+                yield from slices.batches(self.method.at_most(params.batch_slices))
             else:
                 for images in slices:
                     yield from self.method.batches(images)
 
         for epoch in range(start, params.epochs if self.finite else start):
             progress("passes over the site", epoch, params.epochs)
-            self.method.start_epoch(epoch, batches())
             try:
-                self.finite &= self._note([self.method.adapt(batch) for batch in batches()])
+                self.finite &= self._one_pass(epoch, batches)
             except RuntimeError:
                 if not self._diverged():
                     raise
@@ -89,6 +89,21 @@ class Driver:
             if not self.finite:
                 break
         progress("passes over the site", params.epochs, params.epochs)
+
+    def _one_pass(self, epoch: int, batches: Callable[[], Iterable[Tensor]]) -> bool:
+        """Do one pass over the site, with less memory if it must; return whether losses were finite."""
+        before = self.method.state_dict()
+
+        def work() -> bool:
+            self.method.start_epoch(epoch, batches())
+            return self._note([self.method.adapt(batch) for batch in batches()])
+
+        def restore() -> None:
+            self.method.load_state_dict(before)
+
+        most = self.method.params.batch_slices or 1
+        finite, _ = with_less_memory(work, restore, (self.method,), most)
+        return finite
 
     def adapt_and_predict(self, images: Tensor) -> Tensor | None:
         """Return probabilities (N, L, H, W) of one case, adapted to first where cases are.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import nibabel as nib
@@ -82,16 +83,19 @@ def complete(request, weights, one_thread, tmp_path_factory):
 
 
 def test_every_file_of_the_contract(complete):
-    (method, _, reset), _, result = complete
+    (method, protocol, reset), _, result = complete
     found = set(small.files_below(result.out))
     expected = {"run.json", "masks/labels.json"}
     expected |= {f"report/{name}" for name in ("metrics.csv", "calibration.json", "reliability.png")}
+    expected |= {"report/predicted_dice.json"}
     expected |= {"report/report.html", ".tesla-med.lock"}
     for name in ("Case00", "Case01"):
         expected |= {f"{part}/{name}_mask.nii.gz" for part in ("masks", "source_masks")}
         expected |= {f"probs/{name}_prob.nii.gz", f"uncertainty/{name}_entropy.nii.gz", f".cases/{name}.json"}
     if method != "source":
         names = ("Case00", "Case01") if reset == "case" else ("adapted",)
+        if reset != "case" and protocol == "N-O":
+            names += ("after/Case00", "after/Case01")
         expected |= {f"checkpoints/{name}.{end}" for name in names for end in ("safetensors", "json")}
     events = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
     assert found - events == expected
@@ -525,9 +529,18 @@ def nan_weights(method, scalars):
     return scalars
 
 
+def without_second(three, weights, folder, reset):
+    """The run as it would be if Case01 had never been there."""
+    for path in three.iterdir():
+        if "Case01" not in path.name:
+            (folder / "two").mkdir(exist_ok=True)
+            shutil.copy(path, folder / "two" / path.name)
+    return small.run(folder / "two", weights, folder / "clean", reset=reset)
+
+
 @pytest.mark.parametrize("reset", ["case", "site"])
 def test_exception_while_adapting(three, weights, tmp_path, monkeypatch, reset):
-    clean = small.run(three, weights, tmp_path / "clean", reset="case")
+    clean = without_second(three, weights, tmp_path, reset)
     fail_at_update(monkeypatch, 4, raise_bug)  # second of two updates of the second case
     result = small.run(three, weights, tmp_path / "out", reset=reset)
     assert [item.status for item in result.results] == ["ok", "failed", "ok"]
@@ -536,14 +549,14 @@ def test_exception_while_adapting(three, weights, tmp_path, monkeypatch, reset):
     assert not [
         name for name in small.files_below(tmp_path / "out") if "Case01" in name and "cases" not in name
     ]
-    place = "masks/Case02_mask.nii.gz"  # the source model again: nothing of the broken case is left
+    place = "masks/Case02_mask.nii.gz"  # nothing of the broken case is left
     assert small.masks(result.out)[place] == small.masks(clean.out)[place]
 
 
 @pytest.mark.parametrize("change", [nan_loss, nan_weights])
 @pytest.mark.parametrize("reset", ["case", "site"])
 def test_values_that_are_not_finite(three, weights, tmp_path, monkeypatch, change, reset):
-    clean = small.run(three, weights, tmp_path / "clean", reset="case")
+    clean = without_second(three, weights, tmp_path, reset)
     fail_at_update(monkeypatch, 4, change)
     result = small.run(three, weights, tmp_path / "out", reset=reset)
     assert [item.status for item in result.results] == ["ok", "collapsed", "ok"]
@@ -780,8 +793,8 @@ def test_a_run_without_any_adaptation_leaves_no_adapted_weights_behind(
     small.run(volumes, weights, out, protocol="N-M")
     assert (out / "checkpoints/adapted.safetensors").is_file()
     fail_at_update(monkeypatch, 1, nan_loss)
-    small.run(volumes, weights, out, protocol="N-M", resume=True)
-    assert not list((out / "checkpoints").iterdir())
+    small.run(volumes, weights, out, protocol="N-M", overwrite=True)
+    assert not (out / "checkpoints").exists()
 
 
 # ------------------------------------------------------------ the guard in a whole run

@@ -27,6 +27,18 @@ class Recorder:
     def to_device(self, images):
         return images
 
+    def at_most(self, count):
+        return count
+
+    def use_less_memory(self, limit, *, stitch_on_cpu=False):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
     def batches(self, images):
         size = self.params.batch_slices or len(images)
         return (images[start : start + size] for start in range(0, len(images), size))

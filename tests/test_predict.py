@@ -24,7 +24,7 @@ def volumes(tmp_path_factory):
 
 
 def again(volumes, weights, out, **options):
-    options = {"site": small.site(), "overrides": small.BARE} | options
+    options = {"site": small.site(), "overrides": (*small.BARE, "keep_largest=false")} | options
     return predict(volumes, weights, out=out, device="cpu", **options)
 
 

@@ -85,6 +85,8 @@ class TTAMethod(ABC):
         self.noise_generator = torch.Generator(device=context.device)
         self._seed_generators()
         self.steps = 0
+        self.limit: int | None = None
+        self.stitch_on_cpu = False
         self.setup()
         self._initial = self.state_dict()
 
@@ -95,6 +97,20 @@ class TTAMethod(ABC):
     def setup(self) -> None:  # noqa: B027 - optional hook
         """Prepare parameters, optimisers and copies; called once, after the model is in place."""
 
+    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
+        """Work on at most ``limit`` slices at once from now on; None: as the parameters say.
+
+        Args:
+            limit: of slices in a batch, 1 or more.
+            stitch_on_cpu: bring each batch of probabilities to the CPU before the next is made.
+        """
+        self.limit = limit
+        self.stitch_on_cpu = stitch_on_cpu
+
+    def at_most(self, count: int) -> int:
+        """Return ``count``, or the limit where memory is short."""
+        return count if self.limit is None else min(count, self.limit)
+
     # ------------------------------------------------------------ adapting
 
     def batches(self, images: Tensor) -> Iterator[Tensor]:
@@ -104,7 +120,7 @@ class TTAMethod(ABC):
             images: (N, C, H, W) slices of one case.
         """
         count = images.shape[0]
-        size = count if self.params.batch_slices is None else self.params.batch_slices
+        size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
         if self.params.draw == "replacement":
             updates = self.params.updates_per_case or -(-count // size)
             for _ in range(updates):
@@ -212,7 +228,7 @@ class TTAMethod(ABC):
         """
         with kept_running_statistics(network), torch.no_grad():
             with batch_statistics(network, momentum=1.0):
-                self.logits(network, self.to_device(evenly_spaced(images, limit)))
+                self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
             yield
 
     def to_device(self, images: Tensor) -> Tensor:
@@ -238,9 +254,11 @@ class TTAMethod(ABC):
     def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return probabilities in batches of ``predict_batch``, where the images are."""
         parts = []
-        for start in range(0, images.shape[0], self.context.predict_batch):
-            batch = self.to_device(images[start : start + self.context.predict_batch])
-            parts.append(self.logits(model, batch).softmax(dim=1))
+        size = self.at_most(self.context.predict_batch)
+        for start in range(0, images.shape[0], size):
+            batch = self.to_device(images[start : start + size])
+            part = self.logits(model, batch).softmax(dim=1)
+            parts.append(part.cpu() if self.stitch_on_cpu else part)
         return torch.cat(parts).to(images.device)
 
 

@@ -126,7 +126,7 @@ class TeSLA(TTAMethod):
         p: TeSLAParams = self.params
         augmented = p.statistics_momentum if p.moving_passes == "all" else None
         repeated = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
-        pool = GraphPool(self.context.cuda_graphs)
+        pool = GraphPool(self.context.cuda_graphs and self.limit is None)
         teacher, student = self.teacher, self.student
         self._clean = NetworkPass(teacher, self.logits, momentum=repeated, tap=True, pool=pool)
         self._weak = NetworkPass(teacher, self.logits, momentum=augmented, pool=pool)
@@ -145,6 +145,13 @@ class TeSLA(TTAMethod):
             {"params": [self.policy.raw_magnitudes], "lr": p.magnitude_learning_rate},
         ]
         return torch.optim.Adam(groups, fused=self.context.device.type == "cuda" or None)
+
+    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
+        """Also do without graphs, which hold memory, while there is a limit."""
+        changed = (self.limit is None) != (limit is None)
+        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
+        if changed:
+            self._make_passes()
 
     def _choose_parameters(self) -> None:
         self.student.requires_grad_(True)

@@ -1,0 +1,145 @@
+"""Where memory runs out a case is done again with ever fewer slices at once; only then it fails, alone.
+
+Half the slices, down to one, then one with results brought to the CPU one by one; the state is put
+back before each try.
+"""
+
+import numpy as np
+import pytest
+import small_site as small
+import torch
+
+from tesla_med.caseprediction import CasePredictor
+from tesla_med.errors import AdaptationError
+from tesla_med.memory import is_out_of_memory, with_less_memory
+from tesla_med.models.unet import UNet
+
+CASE = 50
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def weights(one_thread, tmp_path_factory):
+    return small.train_weights(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("volumes")
+    small.make_volumes(folder, 3)
+    return folder
+
+
+def short_of_memory(monkeypatch, *, largest=None, at=None):
+    """Let forwards of more than ``largest`` slices, or the ``at``-th one, run out of memory."""
+    original, count, failed = UNet.logits, [0], [0]
+
+    def logits(self, images):
+        count[0] += 1
+        too_large = largest is not None and len(images) > largest
+        if too_large or count[0] == at:
+            failed[0] += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+        return original(self, images)
+
+    monkeypatch.setattr(UNet, "logits", logits)
+    return failed
+
+
+@pytest.mark.parametrize("options", [{"reset": "case"}, {"reset": "site"}, {"protocol": "N-M"}])
+@pytest.mark.parametrize("at", [1, 7, 13])
+def test_a_forward_that_fails_once_costs_nothing_but_time(
+    volumes, weights, tmp_path, monkeypatch, options, at
+):
+    with monkeypatch.context() as patch:
+        failed = short_of_memory(patch, at=at)
+        result = small.run(volumes, weights, tmp_path / "out", **options)
+    assert failed == [1]
+    assert {item.status for item in result.results} <= {"ok", "empty"}
+    assert {item.used for item in result.results} == {"adapted"}
+    done = [item for item in result.results if "memory ran out, done with 2 slices at once" in item.reason]
+    assert len(done) == (0 if options.get("protocol") == "N-M" else 1)  # its passes have no case to name
+
+
+@pytest.mark.parametrize("largest", [1, 2])
+def test_less_slices_at_once_where_memory_is_short(volumes, weights, tmp_path, monkeypatch, largest):
+    short_of_memory(monkeypatch, largest=largest)
+    result = small.run(volumes, weights, tmp_path / "out", method="source")
+    assert {item.status for item in result.results} <= {"ok", "empty"}
+    word = "1 slice" if largest == 1 else "2 slices"
+    assert all(item.reason == f"memory ran out, done with {word} at once" for item in result.results)
+    monkeypatch.undo()
+    plain = small.run(volumes, weights, tmp_path / "plain", method="source")
+    for item in plain.results:
+        assert np.array_equal(small.labels(result.out, item.case), small.labels(plain.out, item.case))
+
+
+def test_no_memory_at_all_fails_that_case_only(volumes, weights, tmp_path, monkeypatch):
+    slices = []
+    plain = small.run(volumes, weights, tmp_path / "plain", reset="site", method="bn")
+    attempt, calls = CasePredictor._attempt, [0]
+
+    def fail_second(self, images):
+        if len(slices) == 1:
+            calls[0] += 1
+            attempt(self, images)  # moves the state, which must be put back
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return attempt(self, images)
+
+    def counted(self, images):
+        try:
+            return judged(self, images)
+        finally:
+            slices.append(None)
+
+    judged = CasePredictor._judged
+    monkeypatch.setattr(CasePredictor, "_attempt", fail_second)
+    monkeypatch.setattr(CasePredictor, "_judged", counted)
+    result = small.run(volumes, weights, tmp_path / "out", reset="site", method="bn")
+    assert [item.status == "failed" for item in result.results] == [False, True, False]
+    tried = "4 slices at once, 2 slices at once, 1 slice at once, 1 slice at once, stitched on the CPU"
+    assert f"out of memory; tried {tried}" in result.results[1].reason
+    assert calls == [4]
+    names = {f"{part}/Case00_mask.nii.gz" for part in ("masks", "source_masks")}
+    assert {name: small.masks(result.out)[name] for name in names} == {
+        name: small.masks(plain.out)[name] for name in names
+    }
+    assert not list(result.out.rglob("*Case01*mask*"))
+
+
+class Counter:
+    """A method that writes down its limits."""
+
+    def __init__(self):
+        self.limits = []
+
+    def use_less_memory(self, limit, *, stitch_on_cpu=False):
+        self.limits.append((limit, stitch_on_cpu))
+
+
+def test_the_order_of_what_is_tried():
+    method, restored = Counter(), []
+
+    def work():
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    with pytest.raises(AdaptationError, match="tried 5 slices at once, 2 slices"):
+        with_less_memory(work, lambda: restored.append(1), (method,), 5)
+    assert method.limits == [(None, False), (2, False), (1, False), (1, True), (None, False)]
+    assert len(restored) == 4
+
+
+def test_other_errors_are_not_tried_again():
+    calls = []
+
+    def work():
+        calls.append(1)
+        raise RuntimeError("shape mismatch")
+
+    with pytest.raises(RuntimeError, match="shape"):
+        with_less_memory(work, lambda: None, (Counter(),), 8)
+    assert len(calls) == 1
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(ValueError("out of memory"))
