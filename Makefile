@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-cord test test-fast lint types format clean
+.PHONY: demo demo-cord test test-fast stress lint types format clean
 
 demo: $(STAMP)
 	$(BIN)/tesla-med demo --task prostate --out demo
@@ -17,6 +17,10 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not slow"
+
+stress: $(STAMP)
+	TESLA_MED_EXAMPLES=1000 $(BIN)/python -m pytest -q -n auto tests/test_properties.py
+	$(BIN)/python benchmarks/faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

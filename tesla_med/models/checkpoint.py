@@ -20,7 +20,7 @@ from tesla_med import __version__
 from tesla_med.acquisition import Acquisition
 from tesla_med.config import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
-from tesla_med.files import atomic_path, write_json
+from tesla_med.files import write_bytes, write_json
 from tesla_med.types import Record
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
@@ -77,12 +77,12 @@ def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:
     Raises:
         OutputError: the files cannot be written.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    with atomic_path(path) as temporary:
-        # One entry only: of several the order is random, and with it the bytes and the hash of the file.
-        save_file(tensors, str(temporary), metadata={"format": "pt"})
+    # One entry only: of several the order is random, and with it the bytes and the hash of the file.
+    # Bytes, not a file, so that a full disk is told of as it is for every other file.
+    write_bytes(path, save(tensors, metadata={"format": "pt"}))
     write_json(path.with_suffix(".json"), card.model_dump(mode="json"))
 
 
