@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ class MonaiNetwork(Network):
         """Return a new MONAI network.
 
         Raises:
-            ConfigError: unknown class, or arguments that the class does not take.
+            ConfigError: unknown class, arguments that it does not take, or a divisor that is too small.
         """
         from monai.networks import nets
 
@@ -77,7 +78,14 @@ class MonaiNetwork(Network):
                 f"monai.networks.nets.{params.class_name} does not take these arguments: {error}; "
                 f"it takes {', '.join(name for name in takes if name != 'self')}"
             ) from error
-        return cls(network, params.divisor, classes)
+        built = cls(network, params.divisor, classes)
+        if _shrinks_to_one_value(network, channels, built.minimum):
+            raise ConfigError(
+                f"divisor {params.divisor} is too small for this {params.class_name}: the smallest slice it"
+                f" gets, {built.minimum} x {built.minimum} pixels, shrinks to 1 x 1 in it, and one value has"
+                " no spread to normalise by; set model.params.divisor to the product of the strides"
+            )
+        return built
 
     @property
     def head(self) -> nn.Module:
@@ -99,3 +107,25 @@ class MonaiNetwork(Network):
         output = self.network(images)
         first: Tensor = output[0] if isinstance(output, list | tuple) else output
         return first
+
+
+@torch.no_grad()
+def _shrinks_to_one_value(network: nn.Module, channels: int, size: int) -> bool:
+    """Whether some norm of ``network`` gets a single pixel of one slice of ``size`` x ``size`` pixels."""
+    pixels: list[int] = []
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    layers = [layer for layer in network.modules() if isinstance(layer, kinds)]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: pixels.append(inputs[0][0, 0].numel()))
+        for layer in layers
+    ]
+    training = network.training
+    try:
+        network.eval()(torch.zeros(1, channels, size, size))
+    except (RuntimeError, ValueError, AssertionError):
+        pass  # some networks take one size only; what their norms got up to here is known
+    finally:
+        network.train(training)
+        for handle in handles:
+            handle.remove()
+    return 1 in pixels
