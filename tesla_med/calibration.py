@@ -18,7 +18,7 @@ Intervals come from resampling cases, since voxels of one case are anything but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ AREAS = ("region", "boundary", "all")
 MODELS = ("source", "adapted")
 DIFFERENCE = "difference"
 ALL_CLASSES = "all"
+SLAB_VOXELS = 1 << 22
+"""Voxels that are counted at once."""
 FIGURES = ("ece", "brier", "nll")
 BOUNDARY_WIDTH = 3
 """Voxels on each side of an edge of the reference that belong to its boundary."""
@@ -187,17 +189,34 @@ def count_case(
     _check_case(probs_source, probs, reference, {"region": region, "boundary": boundary}, len(values))
     result: dict[str, Any] = {"cases": 1, "bins": bins, "values": [int(value) for value in values]}
     for model, array in zip(MODELS, (probs_source, probs), strict=True):
-        inside = _count_voxels(array[:, region], reference[region], values, bins)
-        outside = _count_voxels(array[:, ~region], reference[~region], values, bins)
-        areas = {"region": inside, "all": {key: item + outside[key] for key, item in inside.items()}}
-        if boundary is not None:
-            areas["boundary"] = _count_voxels(array[:, boundary], reference[boundary], values, bins)
+        areas: dict[str, dict[str, CalibrationCounts]] = {}
+        for part in _slabs(reference.shape):
+            near, truth, probabilities = region[part], reference[part], array[(slice(None), *part)]
+            inside = _count_voxels(probabilities[:, near], truth[near], values, bins)
+            outside = _count_voxels(probabilities[:, ~near], truth[~near], values, bins)
+            found = {"region": inside, "all": {key: item + outside[key] for key, item in inside.items()}}
+            if boundary is not None:
+                edge = boundary[part]
+                found["boundary"] = _count_voxels(probabilities[:, edge], truth[edge], values, bins)
+            for area, counts in found.items():
+                before = areas.get(area)
+                areas[area] = (
+                    counts if before is None else {key: before[key] + item for key, item in counts.items()}
+                )
         result[model] = {
             area: {key: item.to_json() for key, item in areas[area].items()}
             for area in AREAS
             if area in areas
         }
     return result
+
+
+def _slabs(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Yield slabs of the last axis of at most ``SLAB_VOXELS``, or one plane: sums then need little memory."""
+    plane = max(1, int(np.prod(shape[:-1])))
+    thick = max(1, SLAB_VOXELS // plane)
+    for start in range(0, max(shape[-1], 1), thick):
+        yield (*(slice(None) for _ in shape[:-1]), slice(start, start + thick))
 
 
 def merge(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

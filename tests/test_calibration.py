@@ -463,3 +463,21 @@ def test_a_hundred_cases_take_less_than_two_seconds():
     start = time.perf_counter()
     summarise(merged, cases)
     assert time.perf_counter() - start < 2.0  # about 0.1 s on an idle machine
+
+
+def test_counting_in_slabs_changes_nothing(monkeypatch):
+    from tesla_med import calibration
+
+    generator = np.random.default_rng(3)
+    probs = generator.dirichlet(np.ones(3), (9, 8, 7)).astype(np.float32).transpose(3, 0, 1, 2)
+    reference = generator.integers(0, 3, (9, 8, 7))
+    region = generator.random((9, 8, 7)) < 0.3
+    arguments = (probs, probs[[1, 0, 2]], reference, region, (0, 1, 2), 10)
+    whole = calibration.count_case(*arguments, boundary=region)
+    monkeypatch.setattr(calibration, "SLAB_VOXELS", 100)
+    parts = calibration.count_case(*arguments, boundary=region)
+    for model in ("source", "adapted"):
+        for area in ("region", "boundary", "all"):
+            for key, figures in whole[model][area].items():
+                for name, value in figures.items():
+                    assert parts[model][area][key][name] == pytest.approx(value, rel=1e-9), (area, key, name)
