@@ -351,6 +351,10 @@ def evaluate(
     references: Annotated[Path, typer.Option(help="Folder of reference masks.")],
     out: Annotated[Path | None, typer.Option(help="Write metrics.csv and summary.json here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse unmatched masks.")] = False,
+    empty: Annotated[
+        str,
+        typer.Option(help="Where both masks are empty: skip leaves the case out of the mean, one counts 1."),
+    ] = "skip",
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -359,7 +363,8 @@ def evaluate(
     from tesla_med.evaluate import evaluate as evaluate_masks
 
     screen = Screen(quiet, verbose, as_json)
-    result = evaluate_masks(predictions, references, out=out, strict=strict)
+    counted = _choice("--empty", empty, ("skip", "one"))
+    result = evaluate_masks(predictions, references, out=out, strict=strict, empty=counted)
     screen.say(result.coverage)
     for names, text in (
         (result.only_predictions, "without a reference"),

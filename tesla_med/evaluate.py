@@ -12,7 +12,7 @@ import numpy as np
 
 from tesla_med.config import LabelClass
 from tesla_med.errors import ConfigError, DataError, GeometryError
-from tesla_med.metrics import check_labels, dice, surface_distances, volume_ml
+from tesla_med.metrics import Empty, check_labels, dice, field_diagonal, surface_distances, volume_ml
 from tesla_med.types import IntArray, Record
 
 SUFFIX_PARTS = frozenset(
@@ -53,12 +53,16 @@ LABELS_FILE = "labels.json"
 
 
 class MaskScore(Record):
-    """Scores of one class of one case; None is "not applicable", as in :class:`ClassScore`."""
+    """Scores of one class of one case; None is "not applicable", as in :class:`ClassScore`.
+
+    ``hd95_mm_or_diagonal`` is the diagonal of the grid where exactly one of the masks is empty.
+    """
 
     label: int
     name: str
     dice: float | None = None
     hd95_mm: float | None = None
+    hd95_mm_or_diagonal: float | None = None
     assd_mm: float | None = None
     volume_ml: float | None = None
     volume_ml_reference: float | None = None
@@ -85,12 +89,14 @@ class EvaluationResult(Record):
         only_predictions: names (relative, without suffix) that have no reference.
         only_references: names that have no prediction.
         files: those written.
+        empty: what the Dice of a class counts for where both masks are empty of it.
     """
 
     cases: tuple[EvaluatedCase, ...]
     only_predictions: tuple[str, ...] = ()
     only_references: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    empty: Empty = "skip"
 
     @property
     def unscored(self) -> tuple[EvaluatedCase, ...]:
@@ -110,8 +116,9 @@ class EvaluationResult(Record):
     def summary(self) -> list[dict[str, Any]]:
         """Return for each class the means over cases, and the counts that belong to them.
 
-        ``dice_mean`` leaves out cases where both masks are empty (``not_applicable``); the
-        distances exist only where neither is, so ``missed`` and ``false_positive`` go with them.
+        ``dice_mean`` leaves out cases where both masks are empty (``not_applicable``), unless they count
+        as 1. Distances exist only where neither is, so ``missed`` and ``false_positive`` go with their
+        means; ``hd95_mm_mean_or_diagonal`` takes those cases in, with the diagonal of their grid.
         """
         by_label: dict[int, list[MaskScore]] = {}
         for case in self.cases:
@@ -127,6 +134,7 @@ def evaluate(
     out: Path | None = None,
     strict: bool = False,
     classes: Sequence[LabelClass] | None = None,
+    empty: Empty = "skip",
 ) -> EvaluationResult:
     """Score every mask that has a reference, on its own grid.
 
@@ -141,6 +149,8 @@ def evaluate(
         strict: refuse files without a partner and pairs that cannot be scored.
         classes: the classes; None takes ``labels.json`` beside the predictions, else the values
             found in the masks.
+        empty: where both masks are empty of a class the case is left out of the mean Dice ("skip"), or
+            counts as 1 ("one").
 
     Raises:
         DataError: a folder is missing or holds no mask, two files have one name, nothing matches,
@@ -156,9 +166,12 @@ def evaluate(
         raise DataError(_unmatched(predictions, references, common, only[0], only[1]))
     if classes is None:
         classes = read_labels(predictions / LABELS_FILE)
-    cases = [_score_pair(name, ours[name], theirs[name], classes) for name in common]
+    cases = [_score_pair(name, ours[name], theirs[name], classes, empty) for name in common]
     result = EvaluationResult(
-        cases=tuple(_complete(cases)), only_predictions=only[0], only_references=only[1]
+        cases=tuple(_complete(cases, empty)),
+        only_predictions=only[0],
+        only_references=only[1],
+        empty=empty,
     )
     if out is not None:
         result = _write(result, Path(out))
@@ -224,7 +237,7 @@ def read_labels(path: Path) -> tuple[LabelClass, ...] | None:
 
 
 def _score_pair(
-    name: str, prediction: Path, reference: Path, classes: Sequence[LabelClass] | None
+    name: str, prediction: Path, reference: Path, classes: Sequence[LabelClass] | None, empty: Empty
 ) -> EvaluatedCase:
     case = EvaluatedCase(case=name, prediction=str(prediction), reference=str(reference))
     try:
@@ -237,7 +250,7 @@ def _score_pair(
         check_labels(mask, known, f"prediction {prediction}")
     except DataError as error:
         return case.model_copy(update={"status": "unscored", "reason": str(error)})
-    scores = tuple(_score_class(item, mask, truth, spacing) for item in classes if item.value != 0)
+    scores = tuple(_score_class(item, mask, truth, spacing, empty) for item in classes if item.value != 0)
     return case.model_copy(update={"scores": scores})
 
 
@@ -260,14 +273,20 @@ def _read_pair(prediction: Path, reference: Path) -> tuple[IntArray, IntArray, t
     return mask, truth, spacing
 
 
-def _score_class(item: LabelClass, mask: IntArray, truth: IntArray, spacing: Sequence[float]) -> MaskScore:
+def _score_class(
+    item: LabelClass, mask: IntArray, truth: IntArray, spacing: Sequence[float], empty: Empty
+) -> MaskScore:
     ours, theirs = mask == item.value, truth == item.value
     distances = surface_distances(theirs, ours, spacing)
+    one_empty = ours.any() != theirs.any()
     return MaskScore(
         label=item.value,
         name=item.name,
-        dice=dice(theirs, ours),
+        dice=dice(theirs, ours, empty),
         hd95_mm=distances[0] if distances else None,
+        hd95_mm_or_diagonal=(
+            field_diagonal(mask.shape, spacing) if one_empty else distances[0] if distances else None
+        ),
         assd_mm=distances[1] if distances else None,
         volume_ml=volume_ml(ours, spacing),
         volume_ml_reference=volume_ml(theirs, spacing),
@@ -276,17 +295,18 @@ def _score_class(item: LabelClass, mask: IntArray, truth: IntArray, spacing: Seq
     )
 
 
-def _complete(cases: Sequence[EvaluatedCase]) -> Iterator[EvaluatedCase]:
+def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[EvaluatedCase]:
     """Give every scored case a row for every label that any case has; absent ones are empty."""
     names = {score.label: score.name for case in cases for score in case.scores}
     for case in cases:
         present = {score.label: score for score in case.scores}
-        empty = [
-            MaskScore(label=label, name=name, volume_ml=0.0, volume_ml_reference=0.0)
+        overlap = 1.0 if empty == "one" else None
+        absent = [
+            MaskScore(label=label, name=name, dice=overlap, volume_ml=0.0, volume_ml_reference=0.0)
             for label, name in names.items()
             if label not in present
         ]
-        rows = sorted([*case.scores, *empty], key=lambda score: score.label)
+        rows = sorted([*case.scores, *absent], key=lambda score: score.label)
         yield case if case.status != "ok" else case.model_copy(update={"scores": tuple(rows)})
 
 
@@ -304,13 +324,14 @@ def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
         "label": scores[0].label,
         "name": scores[0].name,
         "cases": len(scores),
-        "not_applicable": len(scores) - len(overlaps),
+        "not_applicable": sum(score.voxels == score.voxels_reference == 0 for score in scores),
         "missed": sum(score.voxels == 0 < score.voxels_reference for score in scores),
         "false_positive": sum(score.voxels_reference == 0 < score.voxels for score in scores),
         "dice_mean": mean(overlaps),
         "dice_std": float(np.std(overlaps, ddof=1)) if len(overlaps) > 1 else None,
         "dice_pooled": common / voxels if voxels else None,
         "hd95_mm_mean": mean(known(lambda score: score.hd95_mm)),
+        "hd95_mm_mean_or_diagonal": mean(known(lambda score: score.hd95_mm_or_diagonal)),
         "assd_mm_mean": mean(known(lambda score: score.assd_mm)),
         "volume_ml_mean": mean(known(lambda score: score.volume_ml)),
         "volume_ml_reference_mean": mean(known(lambda score: score.volume_ml_reference)),
@@ -332,6 +353,7 @@ def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
     write_text(table, to_csv(COLUMNS, rows))
     content = {
         "coverage": result.coverage,
+        "empty": result.empty,
         "classes": result.summary(),
         "unscored": {item.case: item.reason for item in result.unscored},
         "only_predictions": list(result.only_predictions),

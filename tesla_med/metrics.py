@@ -22,24 +22,29 @@ from tesla_med.errors import DataError
 from tesla_med.types import BoolArray, ClassScore, IntArray
 
 MICROLITRES_PER_ML = 1000.0
+Empty = Literal["skip", "one"]
+"""What counts where both masks are empty: nothing, or a Dice of 1."""
 
 
-def dice(reference: npt.NDArray[Any], prediction: npt.NDArray[Any]) -> float | None:
+def dice(reference: npt.NDArray[Any], prediction: npt.NDArray[Any], empty: Empty = "skip") -> float | None:
     """Return 2 |R and P| / (|R| + |P|).
 
     Args:
         reference: mask of any shape, non-zero inside.
         prediction: mask of the same shape.
+        empty: what is returned where both masks are empty: None ("skip"), or 1 ("one").
 
     Returns:
-        A number in [0, 1]; 0 where exactly one mask is empty; None where both are.
+        A number in [0, 1]; 0 where exactly one mask is empty; None where both are, unless ``empty`` says 1.
 
     Raises:
         DataError: the shapes differ.
     """
     first, second = _pair(reference, prediction)
     total = int(np.count_nonzero(first)) + int(np.count_nonzero(second))
-    return 2.0 * int(np.count_nonzero(first & second)) / total if total else None
+    if not total:
+        return 1.0 if empty == "one" else None
+    return 2.0 * int(np.count_nonzero(first & second)) / total
 
 
 def pooled_dice(pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> float | None:
@@ -63,7 +68,7 @@ def per_slice_dice(
     reference: npt.NDArray[Any],
     prediction: npt.NDArray[Any],
     slice_axis: int = 2,
-    empty: Literal["skip", "one"] = "skip",
+    empty: Empty = "skip",
 ) -> float | None:
     """Return the mean over slices of the Dice of each slice.
 
@@ -81,9 +86,8 @@ def per_slice_dice(
     """
     first, second = _pair(reference, prediction)
     planes = zip(np.moveaxis(first, slice_axis, 0), np.moveaxis(second, slice_axis, 0), strict=True)
-    scores = [dice(plane, other) for plane, other in planes]
-    filled = [1.0 if score is None and empty == "one" else score for score in scores]
-    known = [score for score in filled if score is not None]
+    scores = [dice(plane, other, empty) for plane, other in planes]
+    known = [score for score in scores if score is not None]
     return float(np.mean(known)) if known else None
 
 
@@ -124,6 +128,15 @@ def surface_distances(
     there, back = (item.numpy().astype(np.float64) for item in distances)
     hd95 = max(float(np.percentile(there, 95)), float(np.percentile(back, 95)))
     return hd95, float(np.concatenate([there, back]).mean())
+
+
+def field_diagonal(shape: Sequence[int], spacing: Sequence[float]) -> float:
+    """Return the length in mm of the diagonal of a grid: no surface distance can be larger.
+
+    Raises:
+        DataError: ``spacing`` is not one positive number an axis.
+    """
+    return float(np.linalg.norm(np.multiply(shape, _checked_spacing(spacing, len(shape)))))
 
 
 def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float]) -> float:
