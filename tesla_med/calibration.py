@@ -191,7 +191,8 @@ def count_case(
     for model, array in zip(MODELS, (probs_source, probs), strict=True):
         areas: dict[str, dict[str, CalibrationCounts]] = {}
         for part in _slabs(reference.shape):
-            near, truth, probabilities = region[part], reference[part], array[(slice(None), *part)]
+            every_class: tuple[slice, ...] = (slice(None), *part)
+            near, truth, probabilities = region[part], reference[part], array[every_class]
             inside = _count_voxels(probabilities[:, near], truth[near], values, bins)
             outside = _count_voxels(probabilities[:, ~near], truth[~near], values, bins)
             found = {"region": inside, "all": {key: item + outside[key] for key, item in inside.items()}}
