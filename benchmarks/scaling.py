@@ -3,6 +3,7 @@
 Example::
 
     python benchmarks/scaling.py --device cpu --out scaling.json
+    python benchmarks/scaling.py --device cpu --load --updates 1    # 500 cases, and one 512x512x400 volume
 
 Linear time and flat memory are what to look for: seconds a slice should not grow with the number of cases,
 nor peak memory. Every size runs in a process of its own on generated volumes, with a small U-Net.
@@ -58,7 +59,7 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     pipeline = load_pipeline("prostate", overrides)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        generate(folder / "nii", options.cases, options.slices, options.size)
+        generate(folder / "nii", options.cases, options.slices, options.field or options.size)
         torch.manual_seed(0)
         weights = folder / "source.safetensors"
         save_checkpoint(weights, build_model(pipeline), make_card(pipeline))
@@ -78,6 +79,7 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cases": options.cases,
         "slices_per_case": options.slices,
+        "pixels_a_side": options.field or options.size,
         "seconds": seconds,
         "seconds_per_case": seconds / options.cases,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -86,9 +88,10 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def in_process(options: argparse.Namespace, cases: int, slices: int) -> dict[str, Any]:
+def in_process(options: argparse.Namespace, cases: int, slices: int, field: int) -> dict[str, Any]:
     """Run one size in a process of its own."""
     command = [sys.executable, __file__, "--child", "--cases", str(cases), "--slices", str(slices)]
+    command += ["--field", str(field)]
     for name in ("device", "width", "size", "updates", "method", "protocol"):
         command += [f"--{name}", str(getattr(options, name))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - own file
@@ -109,6 +112,8 @@ def main() -> None:
     parser.add_argument("--method", default="tesla")
     parser.add_argument("--protocol", default="N-O")
     parser.add_argument("--quick", action="store_true", help="1 and 5 cases only")
+    parser.add_argument("--load", action="store_true", help="500 small cases; one volume of 512x512x400")
+    parser.add_argument("--field", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cases", type=int, default=1, help=argparse.SUPPRESS)
@@ -117,15 +122,18 @@ def main() -> None:
     if options.child:
         print(MARK + json.dumps(one_run(options)))
         return
-    sizes = (
-        [(1, 12), (5, 12)] if options.quick else [(1, 12), (10, 12), (30, 12), (100, 12), (5, 48), (5, 192)]
-    )
+    size = options.size
+    sizes = [(1, 12, size), (10, 12, size), (30, 12, size), (100, 12, size), (5, 48, size), (5, 192, size)]
+    if options.quick:
+        sizes = [(1, 12, size), (5, 12, size)]
+    elif options.load:
+        sizes = [(500, 6, 32), (1, 400, 512)]
     rows = []
     print(
         f"{'cases':>6}{'slices':>8}{'seconds':>10}{'s a case':>10}{'peak MiB':>10}{'GPU MiB':>9}{'failed':>8}"
     )
-    for cases, slices in sizes:
-        row = in_process(options, cases, slices)
+    for cases, slices, field in sizes:
+        row = in_process(options, cases, slices, field)
         rows.append(row)
         gpu = "-" if row["peak_gpu_memory_mib"] is None else f"{row['peak_gpu_memory_mib']:.0f}"
         print(
