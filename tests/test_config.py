@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from pydantic import ValidationError
 
 from tesla_med.config import (
@@ -30,6 +30,7 @@ from tesla_med.configfiles import (
 )
 from tesla_med.errors import ConfigError
 
+ROOT = Path(__file__).resolve().parent.parent
 PIPELINE = """\
 title: Things
 sites: things

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from conftest import ROOT
 
 from tesla_med.config import PROTOCOLS
 from tesla_med.configfiles import (
@@ -15,6 +16,7 @@ from tesla_med.configfiles import (
     site_folders,
 )
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 ROOTS = [ROOT]
 PIPELINES = pipeline_files(ROOTS)
 SITES = {
