@@ -65,6 +65,9 @@ class Files(Section):
     combine: Literal["paint", "majority"] = Field(
         "paint", description="paint: later layers over earlier ones; majority: one vote a layer"
     )
+    series_image: int | None = Field(
+        None, ge=0, description="which image of a series to take, from 0; none: a series is refused"
+    )
 
     @field_validator("image", mode="before")
     @classmethod

@@ -70,7 +70,7 @@ class CaseLoader:
             GeometryError: its grid cannot be used.
         """
         digest = sha256(case.image)
-        volume = read_volume(case.image, spacing=self.site.spacing)
+        volume = read_volume(case.image, spacing=self.site.spacing, index=self.site.files.series_image)
         far = differences(measure(volume, self.site.region, self.orientation), self.trained)
         volume.notes.extend(far)
         for text in far:

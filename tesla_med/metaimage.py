@@ -9,14 +9,18 @@ import numpy as np
 
 from tesla_med.errors import DataError
 from tesla_med.geometry import RawImage, check_affine
-from tesla_med.nifti import three_dimensions
+from tesla_med.nifti import one_of_series, three_dimensions
 
 _META_SUFFIXES = (".mha", ".mhd")
 _HEADER_LIMIT = 1 << 20
 
 
-def read_metaimage(path: Path) -> RawImage:
+def read_metaimage(path: Path, index: int | None = None) -> RawImage:
     """Read a MetaImage or NRRD file whole.
+
+    Args:
+        path: the file.
+        index: which image of a series to take, from 0; None refuses a series.
 
     Raises:
         DataError: unreadable, truncated, corrupt, or not one real-valued 3-D image.
@@ -36,11 +40,12 @@ def read_metaimage(path: Path) -> RawImage:
         components = reader.GetNumberOfComponents()
         if components != 1:
             raise DataError(f"{path}: expected one value a voxel, got {components}; export one channel")
-        shape = three_dimensions(tuple(reader.GetSize()), path)
+        shape = three_dimensions(tuple(reader.GetSize()), path, index)
         image = reader.Execute()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise DataError(f"{path}: cannot be read as MetaImage or NRRD: {reason}") from error
+        hint = "" if str(path).isascii() else "; if the file is sound, move it to a path of ASCII characters"
+        raise DataError(f"{path}: cannot be read as MetaImage or NRRD: {reason}{hint}") from error
     array = sitk.GetArrayFromImage(image)
     if array.dtype.kind not in "iuf":
         raise DataError(f"{path}: expected real numbers, got {array.dtype} voxels")
@@ -56,7 +61,7 @@ def read_metaimage(path: Path) -> RawImage:
     affine[:3, 3] = np.array(image.GetOrigin())[:3]
     affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # the library's world is LPS+
     check_affine(affine, path)
-    return RawImage(array.T.reshape(shape), affine)
+    return RawImage(one_of_series(array.T, index), affine)
 
 
 def _held_bytes(path: Path) -> int | None:

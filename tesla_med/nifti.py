@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ _GRID_FIELDS = (
 )
 
 
-def read_nifti(path: Path) -> RawImage:
+def read_nifti(path: Path, index: int | None = None) -> RawImage:
     """Read a NIfTI file whole, compressed or not, whatever its name says.
+
+    Args:
+        path: the file.
+        index: which image of a series to take, from 0; None refuses a series.
 
     Raises:
         DataError: unreadable, truncated, corrupt, or not one real-valued 3-D image.
@@ -34,7 +39,7 @@ def read_nifti(path: Path) -> RawImage:
     """
     raw, notes = _content(path)
     header = _header(raw, path)
-    stored = _voxels(raw, header, path)
+    stored = _voxels(raw, header, path, index)
     affine = _affine(header, stored.shape, path, notes)
     return RawImage(_scaled(stored, header, notes), affine, header, notes)
 
@@ -149,8 +154,9 @@ def _header(raw: bytes, path: Path) -> Any:
     return header
 
 
-def _voxels(raw: bytes, header: Any, path: Path) -> npt.NDArray[Any]:
+def _voxels(raw: bytes, header: Any, path: Path, index: int | None) -> npt.NDArray[Any]:
     shape = _shape(header, path)
+    three_dimensions(shape, path, index)
     try:
         dtype = header.get_data_dtype()
         offset = int(header["vox_offset"])
@@ -169,30 +175,47 @@ def _voxels(raw: bytes, header: Any, path: Path) -> npt.NDArray[Any]:
             f"the file holds {len(raw)}; copy or export the file again"
         )
     voxels: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw, offset=offset, order="F")
-    return voxels
+    return one_of_series(voxels, index)
 
 
-def _shape(header: Any, path: Path) -> tuple[int, int, int]:
+def _shape(header: Any, path: Path) -> tuple[int, ...]:
     dim = [int(value) for value in header["dim"]]
     if not 1 <= dim[0] <= 7:
         raise DataError(f"{path}: the header is corrupt: {dim[0]} dimensions")
-    return three_dimensions(tuple(dim[1 : dim[0] + 1]), path)
+    return tuple(dim[1 : dim[0] + 1])
 
 
-def three_dimensions(shape: tuple[int, ...], path: Path) -> tuple[int, int, int]:
-    """Return ``shape`` without trailing axes of length 1 beyond the third.
+def one_of_series(voxels: npt.NDArray[Any], index: int | None) -> npt.NDArray[Any]:
+    """Return image ``index`` (None: the only one) of voxels whose axes :func:`three_dimensions` accepts."""
+    series = voxels.reshape((*voxels.shape[:3], -1), order="F")
+    chosen: npt.NDArray[Any] = series[..., index or 0]
+    return chosen
+
+
+def three_dimensions(shape: tuple[int, ...], path: Path, index: int | None = None) -> tuple[int, int, int]:
+    """Return the first three axes of ``shape``.
+
+    Args:
+        shape: of the file's array, time or channels last.
+        path: the file, for messages.
+        index: which image of a series to take, from 0; None refuses a series.
 
     Raises:
-        DataError: fewer than three axes, an empty axis, or a real fourth one.
+        DataError: fewer than three axes, an empty axis, a series where none is to be chosen from, or
+            fewer images than ``index`` needs.
     """
     if any(size < 1 for size in shape):
         raise DataError(f"{path}: the image is empty: shape {shape}")
     if len(shape) < 3:
         raise DataError(f"{path}: expected a 3-D image, got shape {shape}; store one slice as (x, y, 1)")
-    if any(size != 1 for size in shape[3:]):
+    images = math.prod(shape[3:])
+    if index is None and images != 1:
         raise DataError(
-            f"{path}: expected one 3-D image, got a series of shape {shape}; save the one to use by itself"
+            f"{path}: expected one 3-D image, got a series of shape {shape}; save the one to use by itself, "
+            f"or choose it with site.files.series_image, 0 to {images - 1}"
         )
+    if index is not None and not 0 <= index < images:
+        raise DataError(f"{path}: image {index} asked for, but shape {shape} holds 0 to {images - 1}")
     return (shape[0], shape[1], shape[2])
 
 

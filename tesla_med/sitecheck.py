@@ -71,7 +71,7 @@ def check_site(
 
 def _check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: Preprocessor) -> CaseCheck:
     try:
-        volume = read_volume(case.image, spacing=site.spacing)
+        volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
     except TeslaMedError as error:
         return CaseCheck(case.name, None, None, None, (str(error),), ())
     notes = list(volume.notes)

@@ -94,7 +94,7 @@ def load_labelled(
         if not case.labelled:
             result.left_out.append(f"{site.id}/{case.name}: no reference")
             continue
-        volume = read_volume(case.image, spacing=site.spacing)
+        volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
         reference = read_reference(case, site.files, volume, pipeline.values)
         region = read_region_mask(case, volume) if site.region.kind == "mask" else None
         preprocess = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))

@@ -31,7 +31,7 @@ def stem(path: Path | str) -> str:
     return name[: len(name) - len(volume_suffix(name))]
 
 
-def read_volume(path: Path, *, spacing: Spacing = "header") -> Volume:
+def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = None) -> Volume:
     """Read one image whole and repair what can be repaired, with a note for each repair.
 
     The affine is the sform if its code is above 0, else the qform if its code is, else voxel
@@ -40,6 +40,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header") -> Volume:
     Args:
         path: NIfTI-1/2, MetaImage or NRRD file.
         spacing: whether the header's voxel size is a physical one, as the site says.
+        index: which image of a series to take, from 0; None refuses a series.
 
     Returns:
         The volume, array (1, I, J, K) float32 in file order.
@@ -49,7 +50,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header") -> Volume:
         GeometryError: the affine is degenerate or not finite.
     """
     path = Path(path)
-    raw = _read(path)
+    raw = _read(path, index)
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.array(raw.array, dtype=np.float32, order="F")
     notes = list(raw.notes)
@@ -187,14 +188,14 @@ def save_image(
     write_nifti(path, np.asarray(array).astype(dtype), grid_header(np.asarray(affine, np.float64)))
 
 
-def _read(path: Path) -> RawImage:
+def _read(path: Path, index: int | None = None) -> RawImage:
     suffix = volume_suffix(path.name).lower()
     if suffix.startswith(".nii"):
-        return read_nifti(path)
+        return read_nifti(path, index)
     if suffix:
         from tesla_med.metaimage import read_metaimage
 
-        return read_metaimage(path)
+        return read_metaimage(path, index)
     raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
 
 
