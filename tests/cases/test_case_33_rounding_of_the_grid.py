@@ -1,4 +1,4 @@
-"""A reference with corners within 0.1 mm of the image's is accepted; further off it is named, with the distance."""
+"""A reference with corners within 0.1 mm of the image's counts; further off it is named with the distance."""
 
 import nibabel as nib
 import numpy as np
