@@ -25,6 +25,7 @@ from tesla_med.models.checkpoint import versions
 
 TESLA = "methods.tesla."
 N_O = "protocols.N-O.tesla."
+N_M = "protocols.N-M.tesla."
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "ops-released": (f"{TESLA}op_set=released_mri",),
@@ -35,7 +36,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "flip-last": (f"{TESLA}weak_flip=last",),
     "scale-0.9": (f"{TESLA}weak_scale=0.9", f"{TESLA}weak_shift=0.05"),
     "flip-none-scale-0.9": (f"{TESLA}weak_flip=none", f"{TESLA}weak_scale=0.9", f"{TESLA}weak_shift=0.05"),
+    "flip-last-scale-0.9": (f"{TESLA}weak_flip=last", f"{TESLA}weak_scale=0.9", f"{TESLA}weak_shift=0.05"),
+    "shift-only": (f"{TESLA}weak_flip=none", f"{TESLA}weak_scale=1.0"),
     "one-view": (f"{TESLA}weak_views=1",),
+    "mri-flip-none": (f"{TESLA}op_set=mri", f"{TESLA}weak_flip=none"),
+    "mri-flip-last": (f"{TESLA}op_set=mri", f"{TESLA}weak_flip=last"),
+    "mri-flip-none-scale-0.9": (
+        f"{TESLA}op_set=mri",
+        f"{TESLA}weak_flip=none",
+        f"{TESLA}weak_scale=0.9",
+        f"{TESLA}weak_shift=0.05",
+    ),
+    "mri-one-view": (f"{TESLA}op_set=mri", f"{TESLA}weak_views=1"),
+    "released-flip-last": (f"{TESLA}op_set=released_mri", f"{TESLA}weak_flip=last"),
+    "released-flip-none": (f"{TESLA}op_set=released_mri", f"{TESLA}weak_flip=none"),
+    "released-one-view": (f"{TESLA}op_set=released_mri", f"{TESLA}weak_views=1"),
     "marginal-0": (f"{TESLA}marginal_weight=0",),
     "marginal-0.5": (f"{TESLA}marginal_weight=0.5",),
     "marginal-1": (f"{TESLA}marginal_weight=1",),
@@ -47,6 +62,45 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "updates-8": (f"{N_O}updates_per_case=8",),
     "updates-12": (f"{N_O}updates_per_case=12",),
     "updates-48": (f"{N_O}updates_per_case=48",),
+    "epochs-6": (f"{N_M}epochs=6",),
+    "epochs-10": (f"{N_M}epochs=10",),
+    "mri-epochs-10": (f"{TESLA}op_set=mri", f"{N_M}epochs=10"),
+    "flip-none-epochs-10": (f"{TESLA}weak_flip=none", f"{N_M}epochs=10"),
+    "released": (f"{TESLA}op_set=released_mri",),
+    "released-marginal-0.5": (f"{TESLA}op_set=released_mri", f"{TESLA}marginal_weight=0.5"),
+    "released-marginal-1": (f"{TESLA}op_set=released_mri", f"{TESLA}marginal_weight=1"),
+    "released-momentum-0.98": (f"{TESLA}op_set=released_mri", f"{TESLA}teacher_momentum=0.98"),
+    "released-momentum-0.99": (f"{TESLA}op_set=released_mri", f"{TESLA}teacher_momentum=0.99"),
+    "released-marginal-1-momentum-0.99": (
+        f"{TESLA}op_set=released_mri",
+        f"{TESLA}marginal_weight=1",
+        f"{TESLA}teacher_momentum=0.99",
+    ),
+    "released-batch-16": (f"{TESLA}op_set=released_mri", f"{N_O}batch_slices=16"),
+    "released-updates-36": (f"{TESLA}op_set=released_mri", f"{N_O}updates_per_case=36"),
+    "released-rate-1e-4": (f"{TESLA}op_set=released_mri", f"{TESLA}learning_rate=0.0001"),
+    "released-epochs-1": (f"{TESLA}op_set=released_mri", f"{N_M}epochs=1"),
+    "released-epochs-1-refine-12": (
+        f"{TESLA}op_set=released_mri",
+        f"{N_M}epochs=1",
+        f"{N_M}refine_updates=12",
+    ),
+    "released-epochs-1-refine-24": (
+        f"{TESLA}op_set=released_mri",
+        f"{N_M}epochs=1",
+        f"{N_M}refine_updates=24",
+    ),
+    "released-epochs-2-refine-12": (
+        f"{TESLA}op_set=released_mri",
+        f"{N_M}epochs=2",
+        f"{N_M}refine_updates=12",
+    ),
+    "released-epochs-3-refine-12": (
+        f"{TESLA}op_set=released_mri",
+        f"{N_M}epochs=3",
+        f"{N_M}refine_updates=12",
+    ),
+    "marginal-0.5-flip-none": (f"{TESLA}marginal_weight=0.5", f"{TESLA}weak_flip=none"),
     "batch-16": (f"{N_O}batch_slices=16",),
     "rate-4e-4": (f"{TESLA}learning_rate=0.0004",),
     "affine": (f"{TESLA}freeze_norm_affine=false",),
@@ -83,7 +137,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
     parser.add_argument("--protocols", nargs="*", default=["N-O"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value over every variant")
     parser.add_argument("--guard", action="store_true")
     parser.add_argument("--limit", type=int, default=None, help="first cases of a site only")
     parser.add_argument("--quick", action="store_true", help="one variant, one cord site, one seed")
@@ -96,8 +152,9 @@ def main() -> None:
         guard = f"guard.enabled={str(options.guard).lower()}"
         arguments = argparse.Namespace(**vars(options))
         arguments.recipes, arguments.calibration, arguments.out = ["default"], False, None
-        arguments.set = [guard, *VARIANTS[variant]]
-        rows += [{**row, "variant": variant} for row in measure(arguments)]
+        arguments.set = [guard, *VARIANTS[variant], *options.set]
+        label = " ".join([variant, *options.set])
+        rows += [{**row, "variant": label} for row in measure(arguments)]
         print(table(rows, options.sites), flush=True)
         if options.out:
             content = {

@@ -244,7 +244,8 @@ def measure_cell(
     pipeline = pipeline_of(task, recipe, plain if fixed else tuple(options.set))
     name = recipe if fixed else "tesla"
     rows = []
-    for seed in range(1, (1 if fixed else options.seeds) + 1):
+    first = options.first_seed
+    for seed in range(first, first + (1 if fixed else options.seeds)):
         context = MethodContext(
             device, seed, pipeline.preprocessing.model_range, options.precision, pipeline.predict_batch
         )
@@ -255,7 +256,7 @@ def measure_cell(
         scores = []
         for figures, _, probs in run_site(reader, cases, method, source, protocol, pipeline):
             scores.append(figures)
-            if options.calibration and seed == 1:
+            if options.calibration and seed == first:
                 kept.setdefault(f"{recipe} {protocol}", {})[figures["case"]] = probs.half()
         row = {
             "task": task,
@@ -360,7 +361,8 @@ def main() -> None:
         help=f"source bn released default paper {' '.join(CHANGED)}",
     )
     parser.add_argument("--protocols", nargs="*", default=["N-O"], help="N-O N-M")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds 1 to this")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--limit", type=int, default=None, help="first cases of a site only")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the tesla pipelines")

@@ -86,6 +86,7 @@ def test_a_replay_gives_what_the_kernels_give(gradient, make_images):
         model = network().cuda()
         run = NetworkPass(model, forward, momentum=0.1, tap=True, gradient=gradient, pool=GraphPool(wanted))
         for factor in (1.0, 0.9, 0.8, 0.7):
+            logits, seen = None, None  # what they hold on to of the last pass would spoil a capture
             given = (images * factor).requires_grad_(gradient)
             logits, seen = run(given)
             if gradient:
