@@ -79,27 +79,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "released-batch-16": (f"{TESLA}op_set=released_mri", f"{N_O}batch_slices=16"),
     "released-updates-36": (f"{TESLA}op_set=released_mri", f"{N_O}updates_per_case=36"),
     "released-rate-1e-4": (f"{TESLA}op_set=released_mri", f"{TESLA}learning_rate=0.0001"),
-    "released-epochs-1": (f"{TESLA}op_set=released_mri", f"{N_M}epochs=1"),
-    "released-epochs-1-refine-12": (
-        f"{TESLA}op_set=released_mri",
-        f"{N_M}epochs=1",
-        f"{N_M}refine_updates=12",
-    ),
-    "released-epochs-1-refine-24": (
-        f"{TESLA}op_set=released_mri",
-        f"{N_M}epochs=1",
-        f"{N_M}refine_updates=24",
-    ),
-    "released-epochs-2-refine-12": (
-        f"{TESLA}op_set=released_mri",
-        f"{N_M}epochs=2",
-        f"{N_M}refine_updates=12",
-    ),
-    "released-epochs-3-refine-12": (
-        f"{TESLA}op_set=released_mri",
-        f"{N_M}epochs=3",
-        f"{N_M}refine_updates=12",
-    ),
     "marginal-0.5-flip-none": (f"{TESLA}marginal_weight=0.5", f"{TESLA}weak_flip=none"),
     "batch-16": (f"{N_O}batch_slices=16",),
     "rate-4e-4": (f"{TESLA}learning_rate=0.0004",),

@@ -51,7 +51,7 @@ WEIGHTS = {
     "spinal_cord": "spinal_source_unet.safetensors",
 }
 RECIPES = ("source", "bn", "released", "default")
-CHANGED = {"recalibrated": ("recalibrate=true",), "unguarded": ("guard.enabled=false",)}
+CHANGED = {"unguarded": ("guard.enabled=false",)}
 """Recipes that are the default one with something switched."""
 
 
@@ -98,8 +98,8 @@ def at_model_mask(probs: torch.Tensor, pipeline: Any) -> np.ndarray:
 
 def run_site(
     reader: Reader, cases: tuple[Case, ...], method: Any, source: Any, protocol: str, pipeline: Any
-) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-    """Yield figures, and the probabilities of source and method at the model's grid, case by case."""
+) -> Iterator[tuple[dict[str, Any], torch.Tensor, float]]:
+    """Yield figures, the probabilities at the model's grid and the temperature for them, case by case."""
     driver = Driver(method, protocol, pipeline.reset_for(protocol))
     predictor = CasePredictor(source, method, driver, pipeline.guard, recalibrate=pipeline.recalibrate)
     if not driver.case_by_case:
@@ -142,8 +142,8 @@ def run_site(
                     for item in predicted
                 ],
             },
-            outcome.source,
-            scale_temperature(probs, outcome.temperature) if outcome.temperature != 1.0 else probs,
+            probs,
+            outcome.temperature,
         )
 
 
@@ -241,7 +241,9 @@ def measure_cell(
     if recipe == "source" and protocol != "N-O":
         return []
     plain = ("guard.enabled=false", "keep_largest=false")
-    pipeline = pipeline_of(task, recipe, plain if fixed else tuple(options.set))
+    # A temperature changes no mask: with --calibration both kinds of probabilities come of one run.
+    scaled = (f"recalibrate={str(options.calibration and recipe == 'default').lower()}",)
+    pipeline = pipeline_of(task, recipe, plain if fixed else (*scaled, *options.set))
     name = recipe if fixed else "tesla"
     rows = []
     first = options.first_seed
@@ -254,10 +256,13 @@ def measure_cell(
         source = make_method("source", model, {}, context)
         start = time.perf_counter()
         scores = []
-        for figures, _, probs in run_site(reader, cases, method, source, protocol, pipeline):
+        for figures, probs, temperature in run_site(reader, cases, method, source, protocol, pipeline):
             scores.append(figures)
             if options.calibration and seed == first:
                 kept.setdefault(f"{recipe} {protocol}", {})[figures["case"]] = probs.half()
+            if options.calibration and seed == first and recipe == "default":
+                scaled = scale_temperature(probs, temperature) if temperature != 1.0 else probs
+                kept.setdefault(f"recalibrated {protocol}", {})[figures["case"]] = scaled.half()
         row = {
             "task": task,
             "site": site,
@@ -300,6 +305,7 @@ def save(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return mean and range over seeds as a table."""
     audit = audited(rows)
+    errors = calibration_table([row for row in rows if "region_ece" in row])
     rows = [row for row in rows if "dice_256" in row]
     lines = [
         f"{'site':<14}{'recipe':<10}{'protocol':<10}{'seeds':>5}{'Dice 256':>10}{'range':>16}"
@@ -315,7 +321,36 @@ def summary(rows: list[dict[str, Any]]) -> str:
             f"{key[0]:<14}{key[1]:<10}{key[2]:<10}{len(group):>5}{np.mean(at_model):>10.2f}{span:>16}"
             f"{np.mean(native):>9.2f}{max(row['worst_harm_points'] for row in group):>12.2f}"
         )
-    return "\n".join([*lines, *audit])
+    return "\n".join([*lines, *harmed(rows), *errors, *audit])
+
+
+def harmed(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the volumes that lost more than half a point against the source model, worst first."""
+    found = [
+        (volume["dice_source_256"] - volume["dice_256"], row, volume)
+        for row in rows
+        if row["recipe"] not in ("source", "bn")
+        for volume in row["volumes"]
+    ]
+    return [
+        f"below its source: {row['site']} {volume['case']}, {row['recipe']} {row['protocol']} "
+        f"seed {row['seed']}: {-loss:.2f} points ({volume['used']} {volume['share']})"
+        for loss, row, volume in sorted(found, key=lambda item: -item[0])
+        if loss > 0.5
+    ]
+
+
+def calibration_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return region ECE by site and recipe, and each recipe's mean against the release's."""
+    sites = list(dict.fromkeys(row["site"] for row in rows))
+    names = list(dict.fromkeys(row["recipe"] for row in rows))
+    value = {(row["site"], row["recipe"]): row["region_ece"] for row in rows}
+    lines = []
+    for name in names:
+        known = [value[site, name] for site in sites if (site, name) in value]
+        cells = "".join(f" {site} {value[site, name]:.3f}" for site in sites if (site, name) in value)
+        lines.append(f"region ECE, {name}:{cells}, mean {np.mean(known):.3f}")
+    return lines
 
 
 def audited(rows: list[dict[str, Any]]) -> list[str]:
@@ -367,11 +402,16 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="first cases of a site only")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the tesla pipelines")
     parser.add_argument("--calibration", action="store_true", help="region ECE, one region for all recipes")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="table of earlier --out files")
     parser.add_argument("--quick", action="store_true", help="source only, two cases a site")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     options = parser.parse_args()
     if options.quick:
         options.recipes, options.limit = ["source"], 2
+    if options.merge:
+        read = [json.loads(path.read_text(encoding="utf-8")) for path in options.merge]
+        print(summary([row for content in read for row in content["rows"]]))
+        return
     print(summary(measure(options)))
 
 

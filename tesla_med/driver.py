@@ -40,7 +40,6 @@ class Driver:
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
         self._told = 0
-        self._site_state: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many updates were told of, and whether all their losses were finite."""
@@ -113,12 +112,6 @@ class Driver:
         did to the method is undone by going back to the source model.
         """
         if not self.case_by_case:
-            if self.finite and self.method.params.refine_updates:
-                if self._site_state is None:
-                    self._site_state = self.method.state_dict()
-                self.method.load_state_dict(self._site_state)
-                given = self.method.to_device(images)
-                self._note([self.method.adapt(batch) for batch in self.method.refining_batches(given)])
             probs = self.method.predict(images) if self.finite else None
             return probs if probs is not None and _finite(probs) else None
         try:

@@ -36,9 +36,6 @@ class MethodParams(Section):
         None, ge=1, description="with draw: replacement, updates on each case"
     )
     epochs: int = Field(1, ge=1, description="passes over the slices")
-    refine_updates: int = Field(
-        0, ge=0, description="under M: further updates on each case, from what the passes over the site gave"
-    )
 
 
 @dataclass(frozen=True)
@@ -132,14 +129,6 @@ class TTAMethod(ABC):
         else:
             for start in range(0, count, size):
                 yield images[start : start + size]
-
-    def refining_batches(self, images: Tensor) -> Iterator[Tensor]:
-        """Yield ``refine_updates`` batches of a case (N, C, H, W), drawn with replacement."""
-        count = images.shape[0]
-        size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
-        for _ in range(self.params.refine_updates):
-            index = torch.randint(count, (size,), generator=self.generator)
-            yield images[index.to(images.device, non_blocking=True)]
 
     def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:  # noqa: B027 - optional hook
         """Prepare a pass over the slices; ``batches`` may be iterated once, to look ahead."""

@@ -13,6 +13,7 @@ The teacher predicts. docs/method says where paper and release part and what is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -43,8 +44,10 @@ class TeSLAParams(MethodParams):
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
     teacher_momentum: float = Field(0.996, ge=0, le=1)
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
-    marginal_target: Literal["uniform", "teacher"] = Field(
-        "uniform", description="class shares that the marginal is drawn to: equal ones, or the teacher's own"
+    marginal_target: Literal["uniform", "teacher", "source"] = Field(
+        "uniform",
+        description="class shares that the marginal is drawn to: equal ones, the teacher's running ones, "
+        "or those that the source model gives a batch under the batch's own normalisation statistics",
     )
     distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
     freeze_norm_affine: bool = False
@@ -117,6 +120,7 @@ class TeSLA(TTAMethod):
             fused=self.context.device.type == "cuda" or None,
         )
         self.policy_optimizer = self._make_policy_optimizer()
+        self.source = copy.deepcopy(self.student) if p.marginal_target == "source" else None
         self._make_passes()
         self.class_shares: Tensor | None = None
         self.epoch = 0
@@ -137,6 +141,9 @@ class TeSLA(TTAMethod):
             student, self.logits, momentum=p.statistics_momentum, gradient=True, pool=pool
         )
         self._distilling = NetworkPass(student, self.logits, momentum=augmented, gradient=True, pool=pool)
+        self._anchor = (
+            None if self.source is None else NetworkPass(self.source, self.logits, momentum=None, pool=pool)
+        )
 
     def _make_policy_optimizer(self) -> torch.optim.Adam:
         p: TeSLAParams = self.params
@@ -228,11 +235,14 @@ class TeSLA(TTAMethod):
     def _adversarial_view(self, images: Tensor) -> View:
         return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
 
-    def _prior(self, pseudo_labels: Tensor) -> Tensor | None:
-        """Return the running class shares of the pseudo-labels, None for the paper's uniform marginal."""
+    @torch.no_grad()
+    def _prior(self, images: Tensor, pseudo_labels: Tensor) -> Tensor | None:
+        """Return the class shares that the marginal is drawn to, None for the paper's uniform ones."""
         if self.params.marginal_target == "uniform":
             return None
-        shares = pseudo_labels.mean(dim=(0, *range(2, pseudo_labels.dim())))
+        if self._anchor is not None:
+            return class_shares(self._anchor(images)[0].softmax(dim=1))
+        shares = class_shares(pseudo_labels)
         before = self.class_shares
         self.class_shares = (
             shares if before is None else torch.lerp(before.to(shares), shares, SHARES_MOMENTUM)
@@ -250,10 +260,11 @@ class TeSLA(TTAMethod):
         """Take one student step: Eq. 3 on the clean images, Eq. 4 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
+        prior = self._prior(images, pseudo_labels)
         logits, _ = self._learning(images)
         weight = self._pixel_weight(pseudo_labels)
         flipped = losses.flipped_cross_entropy(logits, pseudo_labels, weight)
-        marginal = losses.class_marginal(logits, self._prior(pseudo_labels))
+        marginal = losses.class_marginal(logits, prior)
         (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
@@ -319,7 +330,8 @@ class TeSLA(TTAMethod):
         drawn = batch * (p.updates_per_case or -(-slices // batch))
         seen = slices if p.draw == "ordered" else drawn
         own_statistics = slices if p.predict_statistics == "volume" else 0
-        return p.epochs * seen * (p.weak_views + 2 + 6) + own_statistics + slices * p.predict_views
+        anchor = p.marginal_target == "source"
+        return p.epochs * seen * (p.weak_views + 2 + 6 + anchor) + own_statistics + slices * p.predict_views
 
     # ------------------------------------------------------------ state
 
@@ -349,6 +361,11 @@ def with_neighbours(probs: Tensor, share: float) -> Tensor:
     before = torch.cat([probs[:1], probs[:-1]])
     after = torch.cat([probs[1:], probs[-1:]])
     return (1.0 - 2.0 * share) * probs + share * (before + after)
+
+
+def class_shares(probs: Tensor) -> Tensor:
+    """Return the mean (L,) over batch and space of (N, L, *spatial) probabilities."""
+    return probs.mean(dim=(0, *range(2, probs.dim())))
 
 
 def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
