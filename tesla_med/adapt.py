@@ -369,10 +369,10 @@ class _Run:
             outcome = self.predict(images)
             verdict = outcome.verdict
             source = adapted = self._restore(loaded, outcome.source)
-            if verdict.share > 0:
+            if verdict.used != "source":
                 adapted = self._restore(loaded, outcome.probs, outcome.temperature)
                 if self.plan.reset == "case":
-                    self._save_checkpoint(loaded.case.name, images, verdict.share)
+                    self._save_checkpoint(loaded.case.name, images, verdict)
         self._write(loaded, source, adapted)
         scored = scoring.score(
             loaded.case, loaded.volume, source, adapted, self.plan.site, self.plan.pipeline
@@ -429,10 +429,10 @@ class _Run:
         """Save the weights after a case: one more link of the chain that leads back to the source."""
         self._save(self.folder.after(result.case), result.case, None)
 
-    def _save_checkpoint(self, name: str, images: Tensor | None, share: float = 1.0) -> None:
-        self._save(self.folder.checkpoint(name), name, images, share)
+    def _save_checkpoint(self, name: str, images: Tensor | None, verdict: Verdict | None = None) -> None:
+        self._save(self.folder.checkpoint(name), name, images, verdict)
 
-    def _save(self, path: Path, name: str, images: Tensor | None, share: float = 1.0) -> None:
+    def _save(self, path: Path, name: str, images: Tensor | None, verdict: Verdict | None = None) -> None:
         plan = self.plan
         seen = [name] if images is not None else list(self.results)
         extra = {
@@ -443,7 +443,7 @@ class _Run:
             "protocol": plan.protocol,
             "seed": plan.seed,
             "updates": self.method.steps,
-            "share": share,
+            "share": 1.0 if verdict is None else verdict.share,
             "predict": self.method.deployed_params(images),
             "source_sha256": plan.weights_sha256,
             "parent_sha256": self._parent(seen[:-1]),
@@ -451,7 +451,7 @@ class _Run:
         sites = plan.card.training_sites if plan.card is not None else ()
         acquisition = plan.card.acquisition if plan.card is not None else None
         card = make_card(plan.pipeline, sites, extra, acquisition)
-        with self.predict.deployed(images, share) as network:
+        with self.predict.deployed(images, verdict) as network:
             save_checkpoint(path, network, card)
 
     def _parent(self, earlier: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tesla_med.config import GuardConfig
 from tesla_med.driver import Driver
-from tesla_med.guard import Guard, Verdict, between
+from tesla_med.guard import Guard, Verdict
 from tesla_med.memory import with_less_memory
 from tesla_med.models.base import Network
 from tesla_med.quality import GAMMAS
@@ -67,9 +67,9 @@ class CasePredictor:
         Where adaptation collapsed or failed, the case leaves no trace in the method.
         """
         outcome = self._judged(images)
-        if not self.recalibrate or outcome.verdict.share == 0:
+        if not self.recalibrate or outcome.verdict.used == "source":
             return outcome
-        with self.deployed(images, outcome.verdict.share) as network:
+        with self.deployed(images, outcome.verdict) as network:
             styled = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
         found = fit_temperature_to_masks(outcome.probs, styled)
         signals = outcome.verdict.signals | {"temperature": found.temperature}
@@ -120,19 +120,21 @@ class CasePredictor:
         if verdict.used == "source":
             probs = source
         elif verdict.used == "partial":
-            probs = self.guard.partial(images, verdict.share)
+            probs = self.guard.probabilities(images, verdict)
         return Outcome(source, probs, verdict)
 
     @contextmanager
-    def deployed(self, images: Tensor | None, share: float = 1.0) -> Iterator[Network]:
+    def deployed(self, images: Tensor | None, verdict: Verdict | None = None) -> Iterator[Network]:
         """Give the network that made the masks, as it should be saved.
 
         Args:
             images: of the case that the weights are for, where they are for one case.
-            share: of the verdict on that case.
+            verdict: on that case.
         """
-        with ExitStack() as stack:
-            network = stack.enter_context(self.method.deployed(images))
-            if share < 1.0:
-                stack.enter_context(between(network, self.source.model, share))
+        judged = self.guard is not None and images is not None and verdict is not None
+        if judged and verdict.used == "partial":
+            with self.guard.deployed(images, verdict) as network:
+                yield network
+            return
+        with self.method.deployed(images) as network:
             yield network

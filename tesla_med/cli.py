@@ -564,7 +564,7 @@ def _show_run(screen: Screen, result: Any) -> int:
     rows = []
     for item in result.results:
         before, after = item.mean_dice_source, item.mean_dice
-        used = f"{item.used} {100 * item.share:.0f} %" if item.used == "partial" else item.used
+        used = f"{item.used} {100 * item.share:.0f} %" if item.used == "partial" and item.share else item.used
         row = [item.case, item.status, str(item.slices), used, f"{item.seconds:.1f}"]
         row[2:2] = [percent(before), percent(after), change(before, after)][:shown]
         rows.append(row)

@@ -228,6 +228,16 @@ class GuardConfig(Section):
         0.3, ge=0, le=1, description="adapted mask and own-statistics mask: nothing speaks for it"
     )
     largest_foreground: float = Field(0.6, gt=0, le=1, description="share of the field; more is a collapse")
+    misfit: float = Field(
+        1.25, ge=1, description="entropy with the volume's own statistics over the source's: they do not fit"
+    )
+    least_fall: float = Field(0.05, ge=0, le=1, description="relative fall of entropy that must be seen")
+    statistics_only: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="entropy with own statistics over the source's: take these, not the source",
+    )
 
 
 class QualityConfig(Section):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tesla_med import losses
 from tesla_med.config import GuardConfig
-from tesla_med.models.base import norm_layers
+from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import copied, running_statistics
 from tesla_med.quality import GAMMAS, SUPPORT, class_agreement, support
 from tesla_med.tta.base import TTAMethod
@@ -34,6 +34,7 @@ class Verdict:
         share: of the way from source to adapted, in [0, 1].
         reason: why, in words.
         collapsed: the adapted mask is not one to build on: the case should leave no trace.
+        statistics: the source's weights are taken with the volume's own normalisation statistics.
         signals: what the decision was made from, and what else is worth a look, by name.
     """
 
@@ -41,10 +42,13 @@ class Verdict:
     reason: str
     collapsed: bool = False
     signals: dict[str, float] = field(default_factory=dict)
+    statistics: bool = False
 
     @property
     def used(self) -> Used:
-        """Which model the share stands for."""
+        """Which model the share stands for; the volume's statistics alone are a partial step too."""
+        if self.statistics:
+            return "partial"
         return "source" if self.share == 0 else "adapted" if self.share == 1 else "partial"
 
 
@@ -132,11 +136,21 @@ class Guard:
         return float((change / max(norm, 1e-12)) ** 0.5)
 
     @torch.no_grad()
-    def partial(self, images: Tensor, share: float) -> Tensor:
-        """Return probabilities (N, L, H, W) of the network at ``share`` of the way to the adapted one."""
-        with self.method.deployed(images) as network, between(network, self.source.model, share):
+    def probabilities(self, images: Tensor, verdict: Verdict) -> Tensor:
+        """Return probabilities (N, L, H, W) of the network that a verdict stands for."""
+        with self.deployed(images, verdict) as network:
             result: Tensor = self.method.probabilities(network, images)
         return result
+
+    @contextmanager
+    def deployed(self, images: Tensor, verdict: Verdict) -> Iterator[Network]:
+        """Give the network that a verdict on a volume stands for."""
+        if verdict.statistics:
+            with self.source.own_statistics(self.source.model, images, MAX_SLICES):
+                yield self.source.model
+            return
+        with self.method.deployed(images) as network, between(network, self.source.model, verdict.share):
+            yield network
 
 
 def judge(signals: dict[str, float], config: GuardConfig) -> Verdict:
@@ -146,10 +160,13 @@ def judge(signals: dict[str, float], config: GuardConfig) -> Verdict:
     2. The source model found next to nothing of what the other two agree on: adapted. This is what
        a hard site looks like; the source's certainty means nothing there.
     3. The volume's own normalisation statistics leave the mask as it is: no shift, source.
-    4. The adapted model is less certain than the source model: source.
-    5. The adapted mask is close to the source's: the gain is small and so may be the loss. A part of
+    4. Those statistics make the source model less certain: they are not what this volume is to be
+       normalised by, and adaptation started from there. Source.
+    5. The adapted model is hardly more certain than the source model: it went astray. Source; or, where
+       the own statistics alone make the source model much more certain, the source with these.
+    6. The adapted mask is close to the source's: the gain is small and so may be the loss. A part of
        the way keeps most of either; how much depends on how far the entropy fell.
-    6. Else: adapted.
+    7. Else: adapted.
     """
     signals = dict(signals)
     found = _collapsed(signals, config) or _missed(signals, config) or _unhelpful(signals, config)
@@ -158,7 +175,8 @@ def judge(signals: dict[str, float], config: GuardConfig) -> Verdict:
     close = signals["agreement_source_adapted"]
     if close < config.close:
         return Verdict(1.0, "", signals=signals)
-    part = config.large_step if _entropy_fall(signals) >= config.certain else config.small_step
+    fall = 1.0 - _relative_entropy(signals, "adapted")
+    part = config.large_step if fall >= config.certain else config.small_step
     text = f"the adapted mask is close to the source's (Dice {close:.3f}): {100 * part:.0f} % of the way"
     return Verdict(part, text, signals=signals)
 
@@ -188,14 +206,22 @@ def _unhelpful(signals: dict[str, float], config: GuardConfig) -> Verdict | None
     if signals["statistics_distance"] > 0 and same >= config.no_shift:
         text = f"no shift: the volume's own normalisation statistics give the same mask (Dice {same:.3f})"
         return Verdict(0.0, text, signals=signals)
-    if _entropy_fall(signals) <= 0:
-        return Verdict(0.0, "the adapted model is less certain than the source model", signals=signals)
-    return None
+    own = _relative_entropy(signals, "own")
+    if signals["statistics_distance"] > 0 and own >= config.misfit:
+        text = f"the volume's own normalisation statistics do not fit (entropy {own:.2f} times the source's)"
+        return Verdict(0.0, text, signals=signals)
+    if 1.0 - _relative_entropy(signals, "adapted") >= config.least_fall:
+        return None
+    text = "the adapted model is hardly more certain than the source model"
+    if signals["statistics_distance"] > 0 and own <= config.statistics_only:
+        text += f"; with the volume's own statistics it is (entropy {own:.2f} times the source's)"
+        return Verdict(0.0, text, signals=signals, statistics=True)
+    return Verdict(0.0, text, signals=signals)
 
 
-def _entropy_fall(signals: dict[str, float]) -> float:
-    """Return by what share the entropy over the union of masks fell from source to adapted."""
-    return 1.0 - signals["entropy_adapted"] / max(signals["entropy_source"], 1e-12)
+def _relative_entropy(signals: dict[str, float], name: str) -> float:
+    """Return a model's entropy over the union of the masks as a multiple of the source model's."""
+    return signals[f"entropy_{name}"] / max(signals["entropy_source"], 1e-12)
 
 
 def agreement(first: Tensor, second: Tensor, classes: int) -> float:

@@ -9,6 +9,7 @@ from tesla_med.config import GuardConfig
 from tesla_med.driver import Driver
 from tesla_med.guard import (
     Guard,
+    Verdict,
     agreement,
     between,
     judge,
@@ -73,7 +74,9 @@ def method(name="tesla", params=None):
         ),
         ({"agreement_source_own": 0.98}, 0.0, False, "no shift"),
         ({"agreement_source_own": 0.98, "statistics_distance": 0.0}, 1.0, False, ""),
-        ({"entropy_adapted": 0.21}, 0.0, False, "less certain"),
+        ({"entropy_adapted": 0.195, "entropy_own": 0.16}, 0.0, False, "hardly more certain"),
+        ({"entropy_own": 0.26}, 0.0, False, "do not fit"),
+        ({"entropy_own": 0.26, "statistics_distance": 0.0}, 1.0, False, ""),
         ({"agreement_source_adapted": 0.95}, 0.5, False, "50 % of the way"),
         ({"agreement_source_adapted": 0.95, "entropy_adapted": 0.15}, 0.25, False, "25 % of the way"),
     ],
@@ -85,6 +88,12 @@ def test_rules(change, share, collapsed, words):
     assert bool(words) == bool(verdict.reason)
     assert verdict.used == {0.0: "source", 1.0: "adapted"}.get(share, "partial")
     assert verdict.signals == GOOD | change
+
+
+def test_own_statistics_are_taken_where_they_help_and_adaptation_does_not():
+    verdict = judge(GOOD | {"entropy_adapted": 0.21, "entropy_own": 0.1}, CONFIG)
+    assert (verdict.used, verdict.share, verdict.statistics) == ("partial", 0.0, True)
+    assert "own statistics" in verdict.reason
 
 
 def test_supports_are_among_the_signals(make_images):
@@ -217,12 +226,31 @@ def test_the_partial_network_repeats_its_probabilities(share, make_images):
     predictor = CasePredictor(method("source"), ours, Driver(ours, "N-O", "case"), CONFIG)
     for _ in range(3):
         ours.adapt(images)
-    probs = predictor.guard.partial(images, share)
-    with predictor.deployed(images, share) as deployed:
+    verdict = Verdict(share, "")
+    probs = predictor.guard.probabilities(images, verdict)
+    with predictor.deployed(images, verdict) as deployed:
         again = make_method("source", deployed, {}, context()).predict(images)
     assert torch.allclose(probs, again, atol=1e-6)
     if share == 1.0:
         assert torch.allclose(probs, ours.predict(images), atol=1e-6)
+
+
+def test_the_source_with_own_statistics_repeats_its_probabilities(make_images):
+    ours, images = method("tesla", {"batch_slices": 4, "learning_rate": 0.01}), make_images(4, 32, 32)
+    source = method("source")
+    predictor = CasePredictor(source, ours, Driver(ours, "N-O", "case"), CONFIG)
+    ours.adapt(images)
+    before = source.predict(images)
+    verdict = Verdict(0.0, "", statistics=True)
+    probs = predictor.guard.probabilities(images, verdict)
+    with predictor.deployed(images, verdict) as deployed:
+        again = make_method("source", deployed, {}, context()).predict(images)
+    assert torch.allclose(probs, again, atol=1e-6)
+    bn = method("bn")
+    bn.adapt(images)
+    assert torch.allclose(probs, bn.predict(images), atol=1e-5)
+    assert not torch.allclose(probs, before, atol=1e-3)
+    assert torch.equal(before, source.predict(images))
 
 
 # ------------------------------------------------------------ a case
