@@ -231,7 +231,7 @@ class GuardConfig(Section):
     misfit: float = Field(
         1.25, ge=1, description="entropy with the volume's own statistics over the source's: they do not fit"
     )
-    least_fall: float = Field(0.05, ge=0, le=1, description="relative fall of entropy that must be seen")
+    least_fall: float = Field(0.075, ge=0, le=1, description="relative fall of entropy that must be seen")
     statistics_only: float = Field(
         0.75,
         ge=0,

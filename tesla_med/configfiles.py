@@ -109,7 +109,7 @@ def _with_parents(path: Path, roots: list[Path], seen: tuple[Path, ...]) -> dict
         return content
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: 'extends' must be the name of a pipeline, got {parent!r}")
-    return merge(_with_parents(_pipeline_path(parent, roots), roots, (*seen, path)), content)
+    return layered(_with_parents(_pipeline_path(parent, roots), roots, (*seen, path)), content)
 
 
 def load_site(
@@ -200,7 +200,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dic
     Raises:
         ConfigError: a text without ``=`` or with an empty key, or a value that is not YAML.
     """
-    result = dict(content)
+    over: dict[str, Any] = {}
     for text in overrides:
         key, separator, raw = text.partition("=")
         parts = key.strip().split(".")
@@ -213,7 +213,32 @@ def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dic
         nested: Any = value
         for part in reversed(parts):
             nested = {part: nested}
-        result = merge(result, nested)
+        over = merge(over, nested)
+    return layered(content, over)
+
+
+def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``over`` on top, as :func:`merge` does.
+
+    A parameter under ``methods`` of ``over`` also goes over what ``base`` has for it under ``protocols``:
+    the upper layer has the last word.
+    """
+    protocols, methods = base.get("protocols"), over.get("methods")
+    if isinstance(protocols, Mapping) and isinstance(methods, Mapping):
+        left = {name: _without(cells, methods) for name, cells in protocols.items()}
+        base = {**base, "protocols": left}
+    return merge(base, over)
+
+
+def _without(cells: Any, methods: Mapping[str, Any]) -> Any:
+    """Return ``method: parameters`` of one protocol without the parameters that ``methods`` has."""
+    if not isinstance(cells, Mapping):
+        return cells
+    result = dict(cells)
+    for method, parameters in cells.items():
+        given = methods.get(method)
+        if isinstance(parameters, Mapping) and isinstance(given, Mapping):
+            result[method] = {key: value for key, value in parameters.items() if key not in given}
     return result
 
 

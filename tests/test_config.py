@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tesla_med.config import (
@@ -470,9 +471,10 @@ def test_fixed_recipes_take_no_value_from_ours(recipe, task, protocol):
     ours = load_pipeline(task, roots=[ROOT])
     own = read_yaml(ROOT / "pipelines" / f"{task}_{recipe}.yaml")
     given = set(own["methods"]["tesla"]) | set(own["protocols"][protocol]["tesla"])
-    by_protocol = set(ours.protocols[protocol]["tesla"])
     assert set(ours.method_params("tesla", protocol)) <= given
-    assert by_protocol <= set(own["protocols"][protocol]["tesla"])
+    params = load_pipeline(f"{task}_{recipe}", roots=[ROOT]).method_params("tesla", protocol)
+    expected = own["methods"]["tesla"] | own["protocols"][protocol]["tesla"]
+    assert {key: params[key] for key in given} == expected
     assert set(own["reset"]) == {"N-O", "N-M", "Y-O", "Y-M"}
 
 
@@ -492,3 +494,22 @@ def test_the_copy_of_the_papers_table(shared):
     assert table.index("Spinal") < table.index("rostate", table.index("Spinal"))
     for name, column in zip(names, columns[2:], strict=True):
         assert column == PAPER[name], name
+
+
+def test_a_method_of_the_upper_layer_beats_the_protocols_of_the_lower(tmp_path):
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    parent = yaml.safe_load(pipeline_files()["prostate"].read_text(encoding="utf-8"))
+    parent["protocols"]["N-M"]["tesla"] |= {"epochs": 5, "teacher_momentum": 0.99}
+    (folder / "parent.yaml").write_text(yaml.safe_dump(parent), encoding="utf-8")
+    (folder / "child.yaml").write_text(
+        "extends: parent\nmethods: {tesla: {teacher_momentum: 0.9}}\n", encoding="utf-8"
+    )
+    roots = [tmp_path]
+    child = load_pipeline("child", roots=roots).method_params("tesla", "N-M")
+    assert (child["teacher_momentum"], child["epochs"]) == (0.9, 5)
+    texts = ("protocols.N-M.tesla.epochs=2", "methods.tesla.epochs=1", "methods.tesla.teacher_momentum=0.8")
+    for order in (texts, texts[::-1]):
+        params = load_pipeline("parent", order, roots).method_params("tesla", "N-M")
+        assert (params["epochs"], params["teacher_momentum"]) == (2, 0.8)
+        assert load_pipeline("parent", order, roots).method_params("tesla", "N-O")["epochs"] == 1

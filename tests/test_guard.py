@@ -74,7 +74,7 @@ def method(name="tesla", params=None):
         ),
         ({"agreement_source_own": 0.98}, 0.0, False, "no shift"),
         ({"agreement_source_own": 0.98, "statistics_distance": 0.0}, 1.0, False, ""),
-        ({"entropy_adapted": 0.195, "entropy_own": 0.16}, 0.0, False, "hardly more certain"),
+        ({"entropy_adapted": 0.187, "entropy_own": 0.16}, 0.0, False, "hardly more certain"),
         ({"entropy_own": 0.26}, 0.0, False, "do not fit"),
         ({"entropy_own": 0.26, "statistics_distance": 0.0}, 1.0, False, ""),
         ({"agreement_source_adapted": 0.95}, 0.5, False, "50 % of the way"),
