@@ -671,3 +671,22 @@ def test_neighbouring_slices_are_mixed_in(make_tesla, make_images):
     assert torch.allclose(mixed[1], 0.25 * plain[0] + 0.5 * plain[1] + 0.25 * plain[2], atol=1e-6)
     assert torch.allclose(mixed[0], 0.75 * plain[0] + 0.25 * plain[1], atol=1e-6)
     assert torch.allclose(mixed.sum(dim=1), torch.ones(4, *images.shape[2:]), atol=1e-5)
+
+
+def test_the_marginal_can_follow_the_source_under_the_batchs_statistics(make_tesla, make_images):
+    method, images = make_tesla(marginal_target="source", distillation_weight=0.0), make_images(4)
+    for _ in range(2):
+        method.adapt(images)
+    source = copy.deepcopy(method.source)
+    before = weights(source) | running(source)
+    labels, _ = method._pseudo_labels(images)
+    student = batch_mode(copy.deepcopy(method.student))
+    with torch.no_grad():
+        shares = batch_mode(source)(2 * images - 1).softmax(dim=1).mean(dim=(0, 2, 3))
+        mean = student(2 * images - 1).softmax(dim=1).mean(dim=(0, 2, 3))
+    result = method._update_student(images, labels)
+    want = (mean * (mean / shares).log()).sum()
+    assert want.item() > 1e-6
+    assert result["loss/class_marginal"].item() == pytest.approx(want.item(), rel=1e-3, abs=1e-6)
+    now = weights(method.source) | running(method.source)
+    assert all(torch.equal(value, before[name]) for name, value in now.items())
