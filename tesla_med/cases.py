@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tesla_med.config import SiteConfig
+from tesla_med.dicom import is_dicom
 from tesla_med.errors import DataError
 from tesla_med.patterns import NamePattern, fold
 from tesla_med.types import Case
@@ -35,10 +36,10 @@ class CaseList:
 def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig] = ()) -> CaseList:
     """Find the cases of ``site``.
 
-    A folder is searched with its sub-folders; if it has one named after the site (its
-    institution, its id, or what follows the dash in its id), only that one. Image and masks
-    meet by case key within one folder. Hidden files, folders named after another site and
-    folders of earlier results are left out.
+    A folder is searched with its sub-folders; if it has one named after the site (its institution, its
+    id, or what follows the dash in its id), only that one. Image and masks meet by case key within one
+    folder. Where no image matches, every folder of DICOM slices is a case. Hidden files, folders named
+    after another site and folders of earlier results are left out.
 
     Args:
         volumes: a folder, or one image file, which need not match the image pattern.
@@ -62,7 +63,7 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
     )
     files, skipped = _walk(folder, foreign)
     matcher = _Matcher(site)
-    cases = matcher.cases(files, folder, skipped)
+    cases = matcher.cases(files, folder, skipped) or matcher.series(files, folder, skipped)
     if not cases:
         raise DataError(_nothing(folder, site, files, skipped))
     _refuse_clashes(cases)
@@ -76,7 +77,8 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
 def _one_file(path: Path, site: SiteConfig) -> CaseList:
     matcher = _Matcher(site)
     if not volume_suffix(path.name):
-        raise DataError(f"{path}: not an image that can be read; expected {READABLE}")
+        hint = "; give the folder of its series" if is_dicom(path) else ""
+        raise DataError(f"{path}: not an image that can be read; expected {READABLE}{hint}")
     if matcher.is_mask(path):
         raise DataError(
             f"{path}: a mask or region file by the patterns of site {site.id}, not an image; give its image"
@@ -156,6 +158,22 @@ class _Matcher:
         every = {path for paths in masks.values() for path in paths}
         skipped += [(path, "a mask without its image") for path in every - used]
         return cases
+
+    def series(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:
+        """Return a case for each folder of DICOM slices; their files leave ``skipped``.
+
+        Whether the slices of a folder make one volume is found out when it is read.
+        """
+        slices = {path for path in files if not volume_suffix(path.name) and is_dicom(path)}
+        skipped[:] = [item for item in skipped if item[0] not in slices]
+        return [
+            Case(
+                place.relative_to(folder).as_posix() if place != folder else folder.resolve().name,
+                place,
+                (None,) * len(self.masks),
+            )
+            for place in sorted({path.parent for path in slices})
+        ]
 
 
 def _names(site: SiteConfig) -> frozenset[str]:
@@ -251,7 +269,7 @@ def _nothing(
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     names = ", ".join(path.relative_to(folder).as_posix() for path in files[:3])
     hint = (
-        f"; DICOM is not searched: {READABLE} are read, convert first"
+        f"; none of these is a DICOM file with its mark: {READABLE} and folders of DICOM slices are read"
         if set(kinds) <= {".dcm", ".ima"}
         else ""
     )

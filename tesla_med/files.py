@@ -86,12 +86,17 @@ def write_json(path: Path, obj: Any) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as 64 hexadecimal digits.
+    """Return the SHA-256 of a file, or of the files in a folder by name, as 64 hexadecimal digits.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: a file cannot be read.
     """
     digest = hashlib.sha256()
+    if Path(path).is_dir():
+        for item in sorted(Path(path).iterdir()):
+            if item.is_file():
+                digest.update(f"{item.name} {sha256(item)}\n".encode())
+        return digest.hexdigest()
     try:
         with Path(path).open("rb") as stream:
             while block := stream.read(1 << 20):

@@ -38,7 +38,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
     sizes alone. Voxels that are not finite take the smallest finite value.
 
     Args:
-        path: NIfTI-1/2, MetaImage or NRRD file.
+        path: NIfTI-1/2, MetaImage or NRRD file, or a folder of the DICOM slices of one series.
         spacing: whether the header's voxel size is a physical one, as the site says.
         index: which image of a series to take, from 0; None refuses a series.
 
@@ -196,6 +196,10 @@ def _read(path: Path, index: int | None = None) -> RawImage:
         from tesla_med.metaimage import read_metaimage
 
         return read_metaimage(path, index)
+    if path.is_dir():
+        from tesla_med.dicom import read_dicom
+
+        return read_dicom(path)
     raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
 
 
