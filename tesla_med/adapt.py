@@ -290,7 +290,11 @@ class _Run:
     def _finish(self) -> SiteResult:
         plan = self.plan
         results = [self.results[case.name] for case in plan.cases]
-        files = [path for report in self.reports for path in report.finish(results)]
+        files: list[Path] = []
+        for index, report in enumerate(self.reports):
+            self.progress("reports", index, len(self.reports))
+            files += report.finish(results)
+        self.progress("reports", len(self.reports), len(self.reports))
         self.folder.write_manifest(plan.settings(), self.manifest, results, complete=True)
         self.folder.states.clear()
         return SiteResult(plan.out, tuple(results), tuple(files), plan.skipped, plan.notes)
