@@ -1,0 +1,275 @@
+"""Figures of a comparison: tidy rows in, means, intervals and paired tests out. Pure functions.
+
+A *case value* is the mean Dice over a case's foreground classes, in [0, 1], both-empty classes left out. A
+site's figure is the mean over its cases, ``average`` the mean over sites; the standard deviation is over
+seeds. Tests pair the cases of a row with those of the baseline, each the mean over its seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+AVERAGE = "average"
+RESAMPLES = 2000
+COLUMNS = (
+    *("site", "case", "row", "method", "protocol", "seed", "label", "class", "dice", "dice_source"),
+    *("hd95_mm", "assd_mm", "status", "used", "seconds", "slices"),
+)
+Doubles = npt.NDArray[np.float64]
+Key = tuple[str, str]
+"""Row and protocol."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One cell of a table: mean and standard deviation over seeds, and a 95 % interval over cases."""
+
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+    cases: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A row against the baseline over all cases of all sites.
+
+    Attributes:
+        cases: pairs.
+        difference: mean, in Dice.
+        low: lower end of its 95 % bootstrap interval, None with fewer than two pairs.
+        high: the upper end.
+        p: of Wilcoxon's signed-rank test, two-sided, None without two pairs that differ.
+        p_holm: corrected over the rows of the table.
+        harmed: cases more than a point (0.01) below the baseline.
+        worst: smallest difference.
+    """
+
+    cases: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    harmed: int
+    worst: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a row took: seconds a slice of the cells, and the highest memory of one of them."""
+
+    seconds_per_slice: float | None
+    peak_memory_mib: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished table.
+
+    Attributes:
+        sites: columns, in order.
+        rows: (row, protocol) in order.
+        figures: (row, protocol, site or ``average``) -> figure; what was not run is not in it.
+        paired: (row, protocol) -> test against the baseline, which is left out.
+        costs: (row, protocol) -> cost.
+        baseline: name of the row that others are compared with.
+        calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name.
+        failed: number of cases without a mask by (row, protocol).
+    """
+
+    sites: tuple[str, ...]
+    rows: tuple[Key, ...]
+    figures: Mapping[tuple[str, str, str], Figure]
+    paired: Mapping[Key, Paired]
+    costs: Mapping[Key, Cost]
+    baseline: str
+    calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] = field(default_factory=dict)
+    failed: Mapping[Key, int] = field(default_factory=dict)
+
+
+def case_values(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str, int], float]:
+    """Return (row, protocol, site, case, seed) -> case value, from tidy rows of one class each."""
+    found: dict[tuple[str, str, str, str, int], list[float]] = {}
+    for row in rows:
+        if row["dice"] is not None:
+            key = (row["row"], row["protocol"], row["site"], row["case"], row["seed"])
+            found.setdefault(key, []).append(row["dice"])
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def summarise(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    sites: Sequence[str],
+    order: Sequence[Key],
+    baseline: str,
+    costs: Mapping[Key, Cost] | None = None,
+    calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] | None = None,
+) -> Summary:
+    """Return the table of tidy rows.
+
+    Args:
+        rows: one a case and class, with the keys of ``COLUMNS``.
+        sites: columns.
+        order: (row, protocol) pairs in the order of the table.
+        baseline: row that others are compared with, under the same protocol if it has it, else any.
+        costs: of each row.
+        calibration: of each row and site.
+    """
+    values = case_values(rows)
+    figures: dict[tuple[str, str, str], Figure] = {}
+    for name, protocol in order:
+        mine = {key[2:]: value for key, value in values.items() if key[:2] == (name, protocol)}
+        for site in sites:
+            cases = {key[1:]: value for key, value in mine.items() if key[0] == site}
+            if cases:
+                figures[name, protocol, site] = _figure(cases)
+        if mine and all((name, protocol, site) in figures for site in sites):
+            figures[name, protocol, AVERAGE] = _average(mine, sites)
+    paired = _paired(values, order, baseline)
+    lost = {(row["row"], row["protocol"], row["site"], row["case"], row["seed"]) for row in _failed(rows)}
+    failed = {key: sum(item[:2] == key for item in lost) for key in order}
+    return Summary(
+        tuple(sites), tuple(order), figures, paired, costs or {}, baseline, calibration or {}, failed
+    )
+
+
+def _failed(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["status"] == "failed"]
+
+
+def _figure(cases: Mapping[tuple[str, int], float]) -> Figure:
+    """Return the figure of (case, seed) -> value of one site."""
+    by_seed = _by_seed({(case, seed): value for (case, seed), value in cases.items()})
+    by_case = _means({case: [] for case, _ in cases}, ((case, value) for (case, _), value in cases.items()))
+    low, high = interval(np.array(by_case))
+    return Figure(float(np.mean(by_seed)), _std(by_seed), low, high, len(by_case), len(by_seed))
+
+
+def _average(values: Mapping[tuple[str, str, int], float], sites: Sequence[str]) -> Figure:
+    """Return the figure over sites of (site, case, seed) -> value."""
+    parts = [
+        _by_seed({key[1:]: value for key, value in values.items() if key[0] == site}, as_dict=True)
+        for site in sites
+    ]
+    seeds = sorted(set.intersection(*(set(part) for part in parts))) or [0]
+    fixed = [next(iter(part.values())) if len(part) == 1 else None for part in parts]
+    every = sorted(set.union(*(set(part) for part in parts)))
+    if any(value is not None for value in fixed):  # a row that is the same under every seed runs once
+        seeds = every
+    means = [
+        float(np.mean([part[seed] if seed in part else np.mean(list(part.values())) for part in parts]))
+        for seed in seeds
+    ]
+    cases = len({key[:2] for key in values})
+    return Figure(float(np.mean(means)), _std(means), None, None, cases, len(means))
+
+
+def _by_seed(cases: Mapping[tuple[str, int], float], as_dict: bool = False) -> Any:
+    seeds: dict[int, list[float]] = {}
+    for (_, seed), value in cases.items():
+        seeds.setdefault(seed, []).append(value)
+    means = {seed: float(np.mean(items)) for seed, items in sorted(seeds.items())}
+    return means if as_dict else list(means.values())
+
+
+def _means(groups: dict[str, list[float]], pairs: Iterable[tuple[str, float]]) -> list[float]:
+    for name, value in pairs:
+        groups[name].append(value)
+    return [float(np.mean(items)) for items in groups.values()]
+
+
+def _std(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def interval(values: Doubles) -> tuple[float | None, float | None]:
+    """Return the 95 % bootstrap interval (BCa) of the mean of (n,) values; (None, None) below two.
+
+    Where all values are the same it is that value. The draws are the same every time.
+    """
+    if len(values) < 2:
+        return None, None
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    from scipy import stats
+
+    bounds = (math.nan, math.nan)
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = stats.bootstrap(
+                (values,),
+                np.mean,
+                n_resamples=RESAMPLES,
+                method=method,
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+        bounds = (float(found.low), float(found.high))
+        if all(math.isfinite(bound) for bound in bounds):
+            break
+    return bounds
+
+
+def _paired(
+    values: Mapping[tuple[str, str, str, str, int], float], order: Sequence[Key], baseline: str
+) -> dict[Key, Paired]:
+    by_case: dict[tuple[str, str, str, str], list[float]] = {}
+    for (name, protocol, site, case, _), value in values.items():
+        by_case.setdefault((name, protocol, site, case), []).append(value)
+    means = {key: float(np.mean(items)) for key, items in by_case.items()}
+    protocols = [protocol for name, protocol in order if name == baseline]
+    found: dict[Key, Paired] = {}
+    for name, protocol in order:
+        if name == baseline or not protocols:
+            continue
+        against = protocol if protocol in protocols else protocols[0]
+        pairs = [
+            (value, means[baseline, against, site, case])
+            for (row, under, site, case), value in means.items()
+            if (row, under) == (name, protocol) and (baseline, against, site, case) in means
+        ]
+        if pairs:
+            found[name, protocol] = _test(np.array([one - other for one, other in pairs]))
+    corrected = holm({key: item.p for key, item in found.items()})
+    return {key: Paired(**{**vars(item), "p_holm": corrected[key]}) for key, item in found.items()}
+
+
+def _test(differences: Doubles) -> Paired:
+    from scipy import stats
+
+    p = None
+    if np.count_nonzero(differences) >= 2:
+        p = float(stats.wilcoxon(differences).pvalue)
+    low, high = interval(differences)
+    return Paired(
+        len(differences),
+        float(differences.mean()),
+        low,
+        high,
+        p,
+        None,
+        int((differences < -0.01).sum()),
+        float(differences.min()),
+    )
+
+
+def holm(values: Mapping[Key, float | None]) -> dict[Key, float | None]:
+    """Return Holm's step-down correction of p values; what is None stays None and does not count."""
+    known = sorted((p, key) for key, p in values.items() if p is not None)
+    result: dict[Key, float | None] = dict.fromkeys(values)
+    largest = 0.0
+    for index, (p, key) in enumerate(known):
+        largest = max(largest, min(1.0, p * (len(known) - index)))
+        result[key] = largest
+    return result
