@@ -131,9 +131,9 @@ class CasePredictor:
             images: of the case that the weights are for, where they are for one case.
             verdict: on that case.
         """
-        judged = self.guard is not None and images is not None and verdict is not None
-        if judged and verdict.used == "partial":
-            with self.guard.deployed(images, verdict) as network:
+        guard = self.guard
+        if guard is not None and images is not None and verdict is not None and verdict.used == "partial":
+            with guard.deployed(images, verdict) as network:
                 yield network
             return
         with self.method.deployed(images) as network:

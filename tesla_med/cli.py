@@ -386,6 +386,85 @@ def evaluate(
     raise typer.Exit(1 if result.unscored else 0)
 
 
+@app.command(
+    epilog="Example: tesla-med compare --pipeline prostate --sites D,E --volumes ./nii --methods source,tesla"
+)
+def compare(
+    volumes: Volumes,
+    pipeline: Pipeline = None,
+    sites: Annotated[str | None, typer.Option(help="Site ids, separated by commas.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas. See: tesla-med list methods.")
+    ] = "source,bn,tesla",
+    protocols: Annotated[
+        str | None,
+        typer.Option(help="N-O, N-M, Y-O, Y-M, separated by commas; each method under those it has."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to this less one. Default: 3.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="A table of the paper by name, or a YAML file, instead of --methods.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Row that the others are tested against. Default: source.")
+    ] = None,
+    weights: Weights = None,
+    statistics: Annotated[
+        Path | None, typer.Option(help="Source feature statistics for Y. Default: beside the weights.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for cells, table and pictures.")] = Path("comparison"),
+    device: Device = "auto",
+    reset: Annotated[str | None, typer.Option(help="site or case. Default: the pipeline's.")] = None,
+    guard: Annotated[bool, typer.Option("--guard", help="Judge every volume; off by default here.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Add to OUT; cells there are not run again.")
+    ] = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Compare methods over sites, protocols and seeds; write a table, tests, pictures and one CSV."""
+    from tesla_med.compare import check_protocols, compare_methods
+    from tesla_med.comparison_report import as_json as figures
+    from tesla_med.comparison_report import grid
+    from tesla_med.tables import load_table, make_table
+
+    screen = Screen(quiet, verbose, as_json)
+    names = _split(sites)
+    wanted = check_protocols(_split(protocols)) if protocols is not None else None
+    if table is not None:
+        chosen = load_table(table)
+        given = {"pipeline": pipeline, "sites": names or None, "protocols": wanted, "seeds": seeds}
+        given["baseline"] = baseline
+        changes = {key: value for key, value in given.items() if value is not None}
+        chosen = type(chosen).model_validate(chosen.model_dump() | changes)
+    elif pipeline is None:
+        raise ConfigError("say --pipeline and --sites, or --table")
+    else:
+        chosen = make_table(pipeline, names, _split(methods), wanted or ("N-O",), seeds or 3, baseline)
+    with screen.progress() as progress:
+        result = compare_methods(
+            chosen,
+            volumes,
+            weights=weights,
+            statistics=statistics,
+            out=out,
+            device=device,
+            reset=_choice("--reset", reset, ("site", "case")),
+            guard=guard,
+            overrides=tuple(overrides or ()),
+            resume=resume,
+            progress=progress,
+        )
+    header, rows = grid(result.summary)
+    screen.table(header, [[cell.strip("*") for cell in row] for row in rows], chosen.title)
+    screen.say(f"{result.done} cells run, {result.skipped} there already; table: {out / 'comparison.html'}")
+    for name, reason in result.problems:
+        screen.say(f"Not run: {name}: {reason}")
+    screen.result(figures(chosen, result.summary, dict(result.problems)))
+    raise typer.Exit(1 if result.problems or sum(result.summary.failed.values()) else 0)
+
+
 @app.command(epilog="Example: tesla-med tensorboard runs")
 def tensorboard(
     runs: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")],
@@ -517,6 +596,10 @@ def _choice(option: str, value: str | None, known: Sequence[str]) -> Any:
     if value is not None and value not in known:
         raise ConfigError(f"{option} {value!r} is not known. Known: {', '.join(known)}.")
     return value
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _sites(names: str, folder: str, overrides: Sequence[str]) -> list[Any]:

@@ -168,6 +168,15 @@ def write_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) 
     write_nifti(path, stored.astype(np.float32), _grid(volume), level=1)
 
 
+def read_map(path: Path, channels: int) -> npt.NDArray[np.float32]:
+    """Read real values that :func:`write_map` wrote as (I, J, K, C), as (C, I, J, K) float32.
+
+    Raises:
+        DataError: unreadable, or fewer than ``channels``.
+    """
+    return np.stack([_read(Path(path), index).array.astype(np.float32) for index in range(channels)])
+
+
 def save_image(
     path: Path, array: npt.NDArray[Any], affine: Affine, dtype: npt.DTypeLike = np.float32
 ) -> None:

@@ -73,6 +73,8 @@ class TTAMethod(ABC):
     citation: ClassVar[str]
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
     adapts: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = False
+    """Whether the seed changes nothing."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:

@@ -43,6 +43,7 @@ class BN(TTAMethod):
     summary = "normalisation statistics of the test images, optionally mixed with the source's"
     citation = "Nado et al. 2020, Evaluating prediction-time batch normalization; Schneider et al. 2020"
     protocols = ("N-O", "N-M")
+    deterministic = True
     Params = BNParams
 
     def setup(self) -> None:

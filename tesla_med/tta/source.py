@@ -28,6 +28,7 @@ class Source(TTAMethod):
     citation = "no adaptation"
     protocols = ("N-O", "N-M")
     adapts = False
+    deterministic = True
     Params = SourceParams
 
     def adapt(self, images: Tensor) -> Scalars:

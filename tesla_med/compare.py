@@ -1,0 +1,416 @@
+"""Compare methods: a grid of rows x protocols x sites x seeds, each cell a run of ``adapt_site``.
+
+A row is a method with overrides of its own, so that ablations and sensitivities are grids too. Cells are
+kept in folders of their own and are not run twice. Scores come from the cells' own records, which are
+written after their masks are final; calibration is counted here, over one region for all rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tesla_med import calibration, scoring
+from tesla_med.adapt import adapt_site, guard_override
+from tesla_med.cases import find_cases
+from tesla_med.comparison import COLUMNS, Cost, Key, Summary, summarise
+from tesla_med.config import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.errors import ConfigError, OutputError, TeslaMedError
+from tesla_med.files import atomic_path, output_lock, sha256, write_json
+from tesla_med.io import read_map, read_mask, read_reference, read_volume
+from tesla_med.nifti import slice_axis
+from tesla_med.plan import other_sites, resolve
+from tesla_med.runs import RunFolder
+from tesla_med.tables import Row, TableConfig
+from tesla_med.tta.base import METHODS
+from tesla_med.types import CaseResult, Progress
+
+log = logging.getLogger(__name__)
+CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    row: Row
+    protocol: Protocol
+    site: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Folder below ``cells/``."""
+        return f"{self.site}/{_slug(self.row.label)}-{self.protocol}/seed-{self.seed}"
+
+    @property
+    def key(self) -> Key:
+        """Row and protocol."""
+        return self.row.label, self.protocol
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcome of a comparison.
+
+    Attributes:
+        out: the folder.
+        summary: the table.
+        files: what was written there.
+        done: cells that were run.
+        skipped: cells that were there already.
+        problems: cells that could not be run, with the reason.
+    """
+
+    out: Path
+    summary: Summary
+    files: tuple[Path, ...]
+    done: int
+    skipped: int
+    problems: tuple[tuple[str, str], ...]
+
+
+def compare_methods(
+    table: TableConfig,
+    volumes: str | Path,
+    *,
+    weights: str | Path | None = None,
+    statistics: str | Path | None = None,
+    out: str | Path = "comparison",
+    device: str = "auto",
+    reset: Reset | None = None,
+    guard: bool = False,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run every cell of a table that is not there yet, and write the table.
+
+    Args:
+        table: rows, protocols, sites and seeds.
+        volumes: folder of images, as for :func:`tesla_med.adapt_site`.
+        weights: source weights; default: each site's.
+        statistics: source feature statistics for the Y protocols; default: beside the weights.
+        out: folder.
+        device: auto, cpu or cuda.
+        reset: as for :func:`tesla_med.adapt_site`; default: the pipeline's for the protocol.
+        guard: judge every volume; off by default, so that methods are compared as they are.
+        overrides: ``key=value`` texts over the pipelines of all rows.
+        resume: add to what is in ``out``.
+        progress: called as the work goes on.
+
+    Raises:
+        ConfigError: an unknown name, or no row that can do any of the protocols.
+        OutputError: ``out`` cannot be used, or holds cells made with other settings.
+    """
+    grid = _Grid(table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides))
+    return grid.run(resume, progress or (lambda *_: None))
+
+
+def cells_of(table: TableConfig) -> list[Cell]:
+    """Return the cells of a table: each row under the protocols that its method has.
+
+    A method without randomness runs under the first seed only.
+
+    Raises:
+        ConfigError: an unknown method, or nothing to run.
+    """
+    found = []
+    for row in table.rows:
+        method = METHODS.get(row.method)
+        seeds = range(1 if method.deterministic else table.seeds)
+        for protocol in table.protocols:
+            if protocol in method.protocols:
+                found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
+    if not found:
+        names = ", ".join(row.method for row in table.rows)
+        raise ConfigError(f"none of the methods ({names}) has any of {', '.join(table.protocols)}")
+    return found
+
+
+class _Grid:
+    """One comparison while it goes on."""
+
+    def __init__(
+        self,
+        table: TableConfig,
+        volumes: Path,
+        weights: str | Path | None,
+        statistics: str | Path | None,
+        out: Path,
+        device: str,
+        reset: Reset | None,
+        guard: bool,
+        overrides: tuple[str, ...],
+    ) -> None:
+        self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
+        self.weights, self.statistics = weights, statistics
+        self.overrides = (*overrides, *guard_override(guard))
+        self.cells = cells_of(table)
+        self.known: dict[str, dict[str, Any]] = {}
+        self.problems: dict[str, str] = {}
+
+    def run(self, resume: bool, progress: Progress) -> Comparison:
+        """Run what is missing, then write everything."""
+        self._open(resume)
+        done = skipped = 0
+        with output_lock(self.out):
+            for index, cell in enumerate(self.cells):
+                progress("cells", index, len(self.cells))
+                if self._is_done(cell):
+                    skipped += 1
+                    continue
+                try:
+                    self._run(cell)
+                    done += 1
+                except OutputError:
+                    raise
+                except TeslaMedError as error:
+                    log.warning("%s: %s", cell.name, error)
+                    self.problems[cell.name] = str(error)
+            progress("cells", len(self.cells), len(self.cells))
+            files, summary = self._write(progress)
+        return Comparison(self.out, summary, tuple(files), done, skipped, tuple(self.problems.items()))
+
+    # ------------------------------------------------------------ cells
+
+    def _open(self, resume: bool) -> None:
+        """Read what is there and check that it was made with the same settings.
+
+        Raises:
+            OutputError: something else is there, or other settings.
+        """
+        path = self.out / CELLS_FILE
+        content = list(self.out.iterdir()) if self.out.is_dir() else []
+        if content and not path.is_file():
+            raise OutputError(f"{self.out}: holds files that are not a comparison; choose another --out")
+        if content and not resume:
+            raise OutputError(
+                f"{self.out}: holds an earlier comparison; --resume adds to it, or choose another"
+            )
+        if path.is_file():
+            self.known = json.loads(path.read_text(encoding="utf-8"))
+        for cell in self.cells:
+            before = self.known.get(cell.name)
+            now = self._settings(cell)
+            if before is not None and before["settings"] != now:
+                changed = [key for key in now if before["settings"].get(key) != now[key]]
+                raise OutputError(
+                    f"{self.out}: cell {cell.name} was made with other settings ({', '.join(changed)}); use "
+                    "the same, or another --out"
+                )
+
+    def _configs(self, cell: Cell) -> tuple[SiteConfig, PipelineConfig, tuple[str, ...]]:
+        overrides = (*self.overrides, *cell.row.overrides)
+        pipeline = cell.row.pipeline or self.table.pipeline
+        site, config = resolve(cell.site, pipeline, overrides)
+        return site, config, overrides
+
+    def _settings(self, cell: Cell) -> dict[str, Any]:
+        site, pipeline, _ = self._configs(cell)
+        content = {
+            "site": site.model_dump(mode="json"),
+            "pipeline": pipeline.model_dump(mode="json", exclude={"reports", "report", "title", "citation"}),
+        }
+        return {
+            "method": cell.row.method,
+            "reset": self.reset,
+            "weights": None if self.weights is None else sha256(Path(self.weights)),
+            "statistics": None if self.statistics is None else sha256(Path(self.statistics)),
+            "configuration": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+        }
+
+    def _is_done(self, cell: Cell) -> bool:
+        entry = self.known.get(cell.name)
+        return entry is not None and entry["complete"] and RunFolder(self._folder(cell)).complete()
+
+    def _folder(self, cell: Cell) -> Path:
+        return self.out / CELLS_FOLDER / cell.name
+
+    def _run(self, cell: Cell) -> None:
+        """Run a cell and note what it cost."""
+        entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
+        self._note(cell, entry)
+        folder = self._folder(cell)
+        more = {} if self.statistics is None else {"statistics": self.statistics}
+        watch = _Watch(self.device)
+        result = adapt_site(
+            cell.site,
+            self.volumes,
+            weights=self.weights,
+            pipeline=cell.row.pipeline or self.table.pipeline,
+            method=cell.row.method,
+            protocol=cell.protocol,
+            out=folder,
+            seed=cell.seed,
+            device=self.device,
+            reset=self.reset,
+            overrides=(*self._configs(cell)[2], "reports=[table]"),
+            save_probs=cell.seed == 0,
+            resume=folder.exists(),
+            **more,  # type: ignore[arg-type]
+        )
+        slices = sum(item.slices for item in result.results)
+        self._note(cell, entry | {"complete": True, "slices": slices} | watch.read())
+
+    def _note(self, cell: Cell, entry: Mapping[str, Any]) -> None:
+        self.known[cell.name] = dict(entry)
+        write_json(self.out / CELLS_FILE, self.known)
+
+    # ------------------------------------------------------------ table
+
+    def _write(self, progress: Progress) -> tuple[list[Path], Summary]:
+        rows = [row for cell in self.cells for row in self._rows(cell)]
+        progress("tables", 0, 1)
+        summary = summarise(
+            rows,
+            sites=self.table.sites,
+            order=list(dict.fromkeys(cell.key for cell in self.cells)),
+            baseline=self.table.baseline,
+            costs=self._costs(),
+            calibration=self._calibration(),
+        )
+        path = self.out / "comparison.csv"
+        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, COLUMNS)
+            writer.writeheader()
+            writer.writerows(
+                {name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows
+            )
+        from tesla_med.comparison_report import write_report
+
+        files = [path, *write_report(self.out, self.table, summary, rows, self.problems)]
+        progress("tables", 1, 1)
+        return files, summary
+
+    def _results(self, cell: Cell) -> list[CaseResult]:
+        folder = RunFolder(self._folder(cell))
+        if not self._is_done(cell):
+            return []
+        names = json.loads((folder.out / "run.json").read_text(encoding="utf-8"))["cases"]
+        records = [folder.record(item["case"]) for item in names]
+        return [record for record in records if record is not None]
+
+    def _rows(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        for result in self._results(cell):
+            common = {
+                "site": cell.site,
+                "case": result.case,
+                "row": cell.row.label,
+                "method": cell.row.method,
+                "protocol": cell.protocol,
+                "seed": cell.seed,
+                "status": result.status,
+                "used": result.used,
+                "seconds": round(result.seconds, 3),
+                "slices": result.slices,
+            }
+            blank = dict.fromkeys(("label", "class", "dice", "dice_source", "hd95_mm", "assd_mm"))
+            if not result.scores:
+                yield {**common, **blank}
+            for score in result.scores:
+                figures = {name: getattr(score, name) for name in list(blank)[2:]}
+                yield {**common, "label": score.label, "class": score.name, **figures}
+
+    def _costs(self) -> dict[Key, Cost]:
+        found: dict[Key, Cost] = {}
+        for key in dict.fromkeys(cell.key for cell in self.cells):
+            mine = [self.known.get(cell.name, {}) for cell in self.cells if cell.key == key]
+            ready = [entry for entry in mine if entry.get("complete") and entry.get("slices")]
+            if ready:
+                seconds = sum(entry["seconds"] for entry in ready) / sum(entry["slices"] for entry in ready)
+                memory = [entry["peak_memory_mib"] for entry in ready if entry["peak_memory_mib"] is not None]
+                found[key] = Cost(seconds, max(memory, default=None))
+        return found
+
+    def _calibration(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
+        """Count the region's calibration of the first seed, over one region for all rows of a case."""
+        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        for name in self.table.sites:
+            cells = [
+                cell for cell in self.cells if cell.site == name and cell.seed == 0 and self._is_done(cell)
+            ]
+            if not cells:
+                continue
+            sums: dict[Key, calibration.CalibrationCounts] = {}
+            for counted in self._counted(cells):
+                for key, item in counted.items():
+                    sums[key] = sums[key] + item if key in sums else item
+            for key, item in sums.items():
+                figures = {"ece": item.ece, "brier": item.brier / max(item.voxels, 1)}
+                found[key[0], key[1], name] = {**figures, "nll": item.nll / max(item.voxels, 1)}
+        return found
+
+    def _counted(self, cells: Sequence[Cell]) -> Iterator[dict[Key, calibration.CalibrationCounts]]:
+        site, pipeline, _ = self._configs(cells[0])
+        for case in find_cases(self.volumes, site, other_sites(site)).cases:
+            folders = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
+            there = {key: folder for key, folder in folders.items() if folder.probs(case.name).is_file()}
+            if not there or not case.labelled:
+                continue
+            try:
+                volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
+                truth = read_reference(case, site.files, volume, pipeline.values)
+                indices = scoring.class_indices(truth, pipeline)
+            except TeslaMedError as error:
+                log.info("%s: not among the calibration: %s", case.name, error)
+                continue
+            masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
+            axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
+            region = calibration.calibration_region(
+                truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis
+            )
+            values = [item.value for item in pipeline.classes]
+            found = {}
+            for key, folder in there.items():
+                probs = np.clip(read_map(folder.probs(case.name), len(values)), 0, 1)
+                counts = calibration.count_case(probs, probs, indices, region, values, pipeline.report.bins)
+                item = counts["adapted"]["region"]["all"]
+                found[key] = calibration.CalibrationCounts.from_json(item)
+            yield found
+
+
+class _Watch:
+    """Seconds and the device's highest memory from now on; on the CPU memory is not measured."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.start = time.perf_counter()
+        self.cuda = device != "cpu" and torch.cuda.is_available()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def read(self) -> dict[str, float | None]:
+        """Return ``seconds`` and ``peak_memory_mib``."""
+        import torch
+
+        memory = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else None
+        return {"seconds": time.perf_counter() - self.start, "peak_memory_mib": memory}
+
+
+def _slug(text: str) -> str:
+    """Return a label as a folder name; labels that would share one are told apart by a hash."""
+    plain = "".join(letter if letter.isalnum() or letter in "+-._" else "_" for letter in text)
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def check_protocols(names: Sequence[str]) -> tuple[Protocol, ...]:
+    """Return the names as protocols.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    unknown = [name for name in names if name not in PROTOCOLS]
+    if unknown:
+        raise ConfigError(f"protocol {unknown[0]!r} is not known. Known: {', '.join(PROTOCOLS)}.")
+    return tuple(name for name in PROTOCOLS if name in names)

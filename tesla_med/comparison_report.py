@@ -1,0 +1,309 @@
+"""Write a comparison: Markdown, LaTeX, HTML with pictures, and JSON."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tesla_med.comparison import AVERAGE, Figure, Key, Summary, case_values
+from tesla_med.files import atomic_path, write_json
+from tesla_med.tables import TableConfig
+
+NOT_RUN = "n/a"
+INK, ZERO = "#27313d", "#c0392b"
+COLOURS = (
+    *("#7f7f7f", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#a6761d"),
+    *("#1f6f8b", "#8a94a3"),
+)
+NOTES = (
+    "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
+    "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
+    "signed-rank, Holm corrected over rows) are against the baseline, paired by case. Harmed: cases more "
+    "than a point below the baseline. ECE: over one region for all rows, seed 0, mean over sites. "
+    "Not a medical device."
+)
+
+
+def write_report(
+    out: Path,
+    table: TableConfig,
+    summary: Summary,
+    rows: Sequence[Mapping[str, Any]],
+    problems: Mapping[str, str],
+) -> list[Path]:
+    """Write ``table.md``, ``table.tex``, ``comparison.html``, ``comparison.json`` and the pictures.
+
+    Args:
+        out: folder.
+        table: what was asked for.
+        summary: what came out.
+        rows: tidy rows, for the points in the pictures.
+        problems: cells that could not be run, with the reason.
+    """
+    header, body = grid(summary)
+    pictures = draw(summary, rows)
+    texts = {
+        "table.md": markdown(table, header, body, problems),
+        "table.tex": latex(table, header, body),
+        "comparison.html": _html(table, header, body, pictures, problems),
+    }
+    written = []
+    for name, text in texts.items():
+        with atomic_path(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        written.append(out / name)
+    for name, content in pictures.items():
+        with atomic_path(out / name) as temporary:
+            temporary.write_bytes(content)
+        written.append(out / name)
+    write_json(out / "comparison.json", as_json(table, summary, problems))
+    return [*written, out / "comparison.json"]
+
+
+def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Return header and cells of the table as text; the best of each column is between asterisks."""
+    columns = [*summary.sites, AVERAGE] if len(summary.sites) > 1 else list(summary.sites)
+    header = [
+        *("row", "protocol"),
+        *columns,
+        *("change", "95 % interval", "p", "harmed", "worst", "ECE", "ms a slice", "MiB"),
+    ]
+    best = {
+        column: max(
+            (figure.mean for key in summary.rows if (figure := summary.figures.get((*key, column)))),
+            default=None,
+        )
+        for column in columns
+    }
+    return header, [_line(summary, key, columns, best) for key in summary.rows]
+
+
+def _line(summary: Summary, key: Key, columns: Sequence[str], best: Mapping[str, float | None]) -> list[str]:
+    cells = [key[0], key[1]]
+    for column in columns:
+        figure = summary.figures.get((*key, column))
+        text = NOT_RUN if figure is None else figure_text(figure)
+        bold = figure is not None and best[column] is not None and figure.mean == best[column]
+        cells.append(f"**{text}**" if bold else text)
+    paired = summary.paired.get(key)
+    if paired is None:
+        cells += [""] * 5
+    else:
+        low, high = paired.low, paired.high
+        span = "" if low is None or high is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
+        p = "" if paired.p_holm is None else ("<0.001" if paired.p_holm < 0.001 else f"{paired.p_holm:.3f}")
+        harmed = f"{paired.harmed} of {paired.cases}"
+        cells += [f"{100 * paired.difference:+.1f}", span, p, harmed, f"{100 * paired.worst:+.1f}"]
+    errors = [
+        item["ece"] for (*row, _), item in summary.calibration.items() if tuple(row) == key and item["ece"]
+    ]
+    cells.append(f"{sum(errors) / len(errors):.3f}" if errors else "")
+    cost = summary.costs.get(key)
+    seconds = None if cost is None else cost.seconds_per_slice
+    memory = None if cost is None else cost.peak_memory_mib
+    cells += ["" if seconds is None else f"{1000 * seconds:.0f}", "" if memory is None else f"{memory:.0f}"]
+    return cells
+
+
+def figure_text(figure: Figure) -> str:
+    """Return mean and deviation in %, as in 81.2 ± 0.4."""
+    deviation = "" if figure.std is None else f" ± {100 * figure.std:.1f}"
+    return f"{100 * figure.mean:.1f}{deviation}"
+
+
+def markdown(
+    table: TableConfig, header: Sequence[str], body: Sequence[Sequence[str]], problems: Mapping[str, str]
+) -> str:
+    """Return the table as Markdown."""
+    lines = [f"# {table.title}", "", table.caption, ""] if table.caption else [f"# {table.title}", ""]
+    lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in body]
+    lines += ["", NOTES]
+    lines += [f"- not run: {name}: {reason}" for name, reason in problems.items()]
+    return "\n".join(lines) + "\n"
+
+
+def latex(table: TableConfig, header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return the table as LaTeX for the package booktabs."""
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_tex(table.caption or table.title)}}}",
+        rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
+        r"\toprule",
+        " & ".join(_tex(cell) for cell in header) + r" \\",
+        r"\midrule",
+    ]
+    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in body]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+def _tex(text: str) -> str:
+    bold = text.startswith("**") and text.endswith("**") and len(text) > 4
+    plain = text[2:-2] if bold else text
+    for mark in "&%#_":
+        plain = plain.replace(mark, f"\\{mark}")
+    plain = plain.replace("±", r"$\pm$").replace("<", "$<$").replace("~", r"\textasciitilde{}")
+    return rf"\textbf{{{plain}}}" if bold else plain
+
+
+def _html(
+    table: TableConfig,
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    pictures: Mapping[str, bytes],
+    problems: Mapping[str, str],
+) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tesla_med", "reports"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    rows = [
+        [(cell.strip("*"), cell.startswith("**")) for cell in row] for row in body
+    ]  # text and whether it is the best
+    images = {name: base64.b64encode(content).decode("ascii") for name, content in pictures.items()}
+    template = environment.get_template("comparison.html.j2")
+    return template.render(
+        table=table, header=header, rows=rows, pictures=images, notes=NOTES, problems=dict(problems)
+    )
+
+
+def as_json(table: TableConfig, summary: Summary, problems: Mapping[str, str]) -> dict[str, Any]:
+    """Return everything in figures."""
+    from tesla_med.models.checkpoint import versions
+
+    rows = []
+    for key in summary.rows:
+        paired, cost = summary.paired.get(key), summary.costs.get(key)
+        figures = {
+            column: vars(figure)
+            for column in (*summary.sites, AVERAGE)
+            if (figure := summary.figures.get((*key, column)))
+        }
+        errors = {site: item for (*row, site), item in summary.calibration.items() if tuple(row) == key}
+        rows.append(
+            {
+                "row": key[0],
+                "protocol": key[1],
+                "dice": figures,
+                "against_baseline": None if paired is None else vars(paired),
+                "cost": None if cost is None else vars(cost),
+                "region_calibration": errors,
+                "failed": summary.failed.get(key, 0),
+            }
+        )
+    return {
+        "table": table.model_dump(mode="json"),
+        "baseline": summary.baseline,
+        "rows": rows,
+        "not_run": dict(problems),
+        "versions": versions(),
+    }
+
+
+# ------------------------------------------------------------ pictures
+
+
+def draw(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """Return PNG files by name: Dice by site and row, the change of each case, and the calibration."""
+    values: dict[tuple[str, str, str, str], list[float]] = {}
+    for (row, protocol, site, case, _), value in case_values(rows).items():
+        values.setdefault((row, protocol, site, case), []).append(value)
+    means = {key: sum(items) / len(items) for key, items in values.items()}
+    pictures = {}
+    if means:
+        pictures["dice.png"] = _dice_plot(summary, means)
+        harm = _harm_plot(summary, means)
+        if harm is not None:
+            pictures["harm.png"] = harm
+    if summary.calibration:
+        pictures["calibration.png"] = _calibration_plot(summary)
+    return pictures
+
+
+def _labels(summary: Summary) -> dict[Key, str]:
+    several = len({protocol for _, protocol in summary.rows}) > 1
+    return {key: f"{key[0]} {key[1]}" if several else key[0] for key in summary.rows}
+
+
+def _figure(width: float, height: float, parts: int = 1) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Picture
+
+    figure = Picture(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, parts, squeeze=False, sharey=True)[0]
+    for item in axes:
+        item.spines[["top", "right"]].set_visible(False)
+        item.grid(axis="y", color="#e8ebef", linewidth=0.8)
+        item.set_axisbelow(True)
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=130)
+    return stream.getvalue()
+
+
+def _dice_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes:
+    labels = _labels(summary)
+    width = max(5.0, 1.2 + len(summary.sites) * (0.5 + 0.28 * len(labels)))
+    figure, axes = _figure(width, 4.2, len(summary.sites))
+    for part, site in zip(axes, summary.sites, strict=True):
+        for index, key in enumerate(summary.rows):
+            points = [value for (*row, place, _), value in means.items() if (*row, place) == (*key, site)]
+            colour = COLOURS[index % len(COLOURS)]
+            spread = [index + 0.25 * ((7 * n) % 11 / 10 - 0.5) for n in range(len(points))]
+            part.plot(spread, [100 * v for v in points], "o", color=colour, markersize=3.5, alpha=0.65, mew=0)
+            if points:
+                mean = 100 * sum(points) / len(points)
+                part.plot([index - 0.32, index + 0.32], [mean, mean], color=colour, linewidth=2.4)
+        part.set_title(site, color=INK, fontsize=11)
+        part.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel("Dice of a case, %", color=INK)
+    return _png(figure)
+
+
+def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes | None:
+    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired}
+    if not labels:
+        return None
+    protocols = [protocol for row, protocol in summary.rows if row == summary.baseline]
+    figure, axes = _figure(max(5.0, 1.4 + 0.75 * len(labels)), 4.2)
+    for index, key in enumerate(labels):
+        against = key[1] if key[1] in protocols else protocols[0]
+        changes = sorted(
+            100 * (value - means[summary.baseline, against, site, case])
+            for (row, protocol, site, case), value in means.items()
+            if (row, protocol) == key and (summary.baseline, against, site, case) in means
+        )
+        spread = [index + 0.5 * ((7 * n) % 11 / 10 - 0.5) for n in range(len(changes))]
+        colours = [ZERO if change < -1 else "#1f6f8b" for change in changes]
+        axes[0].scatter(spread, changes, s=14, c=colours, alpha=0.75, linewidths=0)
+    axes[0].axhline(0, color=INK, linewidth=1)
+    axes[0].set_yscale("symlog", linthresh=5)
+    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel(f"Dice of a case less that of {summary.baseline}, points", color=INK)
+    axes[0].set_title("Change of each case; red: more than a point lost", color=INK, fontsize=11)
+    return _png(figure)
+
+
+def _calibration_plot(summary: Summary) -> bytes:
+    labels = _labels(summary)
+    figure, axes = _figure(max(5.0, 1.4 + 0.75 * len(labels)), 3.6)
+    for index, key in enumerate(summary.rows):
+        points = [
+            item["ece"]
+            for (*row, _), item in summary.calibration.items()
+            if tuple(row) == key and item["ece"] is not None
+        ]
+        if points:
+            axes[0].bar(index, sum(points) / len(points), 0.62, color=COLOURS[index % len(COLOURS)])
+            axes[0].plot([index] * len(points), points, "o", color=INK, markersize=3)
+    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel("ECE in the region; a point a site", color=INK)
+    return _png(figure)
