@@ -269,7 +269,7 @@ def _nothing(
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     names = ", ".join(path.relative_to(folder).as_posix() for path in files[:3])
     hint = (
-        f"; none of these is a DICOM file with its mark: {READABLE} and folders of DICOM slices are read; convert the images"
+        f"; none of these has the mark of a DICOM file; convert them to {READABLE}"
         if set(kinds) <= {".dcm", ".ima"}
         else ""
     )
