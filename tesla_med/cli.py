@@ -575,7 +575,7 @@ def rollback(
 
 @app.command("list", epilog="Example: tesla-med list methods")
 def list_entries(
-    what: Annotated[str, typer.Argument(help="methods, ops, models, reports or pipelines.")],
+    what: Annotated[str, typer.Argument(help="methods, ops, models, reports, pipelines or tables.")],
     as_json: Json = False,
 ) -> None:
     """List what can be chosen by name, a line each."""

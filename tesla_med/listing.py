@@ -45,10 +45,22 @@ def _pipelines() -> Table:
     return ["pipeline", "title", "classes"], rows
 
 
+def _tables() -> Table:
+    from tesla_med.tables import load_table, table_files
+
+    found = [(name, load_table(name)) for name in table_files()]
+    rows = [
+        [name, item.title, item.pipeline, str(len(item.rows)), ", ".join(item.protocols)]
+        for name, item in found
+    ]
+    return ["table", "title", "pipeline", "rows", "protocols"], rows
+
+
 LISTS: dict[str, Callable[[], Table]] = {
     "methods": _methods,
     "ops": _ops,
     "models": _models,
     "reports": _reports,
     "pipelines": _pipelines,
+    "tables": _tables,
 }

@@ -178,6 +178,22 @@ def test_every_table_can_be_read_and_names_cells(name):
     assert table.baseline in {row.label for row in table.rows}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(table_files()))
+def test_every_table_runs_on_generated_images(name, weights, volumes, tmp_path):
+    table = load_table(name).model_copy(update={"sites": ("D",), "seeds": 1})
+    task = "prostate" if table.pipeline.startswith("prostate") else None
+    if task is None or any(protocol.startswith("Y") for protocol in table.protocols):
+        pytest.skip("its weights or statistics are made elsewhere")
+    result = compare_methods(
+        table, volumes, weights=weights, out=tmp_path / "out", device="cpu", overrides=SETTINGS
+    )
+    assert result.problems == ()
+    assert set(result.summary.rows) == {key[:2] for key in result.summary.figures}
+    text = (tmp_path / "out/table.md").read_text(encoding="utf-8")
+    assert all(f"| {row.label} |" in text for row in table.rows)
+
+
 def test_average_needs_every_site(finished):
     _, _, result = finished
     values = [result.summary.figures["bn", "N-O", site].mean for site in SITES]
