@@ -119,7 +119,8 @@ def compare_methods(
 def cells_of(table: TableConfig) -> list[Cell]:
     """Return the cells of a table: each row under the protocols that its method has.
 
-    A method without randomness runs under the first seed only.
+    A method without randomness runs under the first seed only, one that does not adapt under the first
+    protocol only.
 
     Raises:
         ConfigError: an unknown method, or nothing to run.
@@ -128,9 +129,9 @@ def cells_of(table: TableConfig) -> list[Cell]:
     for row in table.rows:
         method = METHODS.get(row.method)
         seeds = range(1 if method.deterministic else table.seeds)
-        for protocol in table.protocols:
-            if protocol in method.protocols:
-                found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
+        has = [protocol for protocol in table.protocols if protocol in method.protocols]
+        for protocol in has if method.adapts else has[:1]:
+            found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
     if not found:
         names = ", ".join(row.method for row in table.rows)
         raise ConfigError(f"none of the methods ({names}) has any of {', '.join(table.protocols)}")

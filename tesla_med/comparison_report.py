@@ -64,7 +64,7 @@ def write_report(
 
 
 def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Return header and cells of the table as text; the best of each column is between asterisks."""
+    """Return header and cells of the table as text without empty columns; the best are between asterisks."""
     columns = [*summary.sites, AVERAGE] if len(summary.sites) > 1 else list(summary.sites)
     header = [
         *("row", "protocol"),
@@ -78,7 +78,9 @@ def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
         )
         for column in columns
     }
-    return header, [_line(summary, key, columns, best) for key in summary.rows]
+    body = [_line(summary, key, columns, best) for key in summary.rows]
+    used = [index for index in range(len(header)) if any(line[index] for line in body)]
+    return [header[index] for index in used], [[line[index] for index in used] for line in body]
 
 
 def _line(summary: Summary, key: Key, columns: Sequence[str], best: Mapping[str, float | None]) -> list[str]:
@@ -286,6 +288,10 @@ def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
         axes[0].scatter(spread, changes, s=14, c=colours, alpha=0.75, linewidths=0)
     axes[0].axhline(0, color=INK, linewidth=1)
     axes[0].set_yscale("symlog", linthresh=5)
+    ticks = [tick for size in (1, 3, 10, 30, 100) for tick in (-size, size)]
+    axes[0].set_yticks([0, *ticks], [str(tick) for tick in (0, *ticks)])
+    low, high = axes[0].get_ylim()
+    axes[0].set_ylim(min(low, -3), max(high, 3))
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
     axes[0].set_ylabel(f"Dice of a case less that of {summary.baseline}, points", color=INK)
     axes[0].set_title("Change of each case; red: more than a point lost", color=INK, fontsize=11)
