@@ -270,7 +270,7 @@ class PipelineConfig(Section):
 
     name: str
     title: str
-    task: Literal["segmentation"] = "segmentation"
+    task: Literal["segmentation", "classification"] = "segmentation"
     sites: str = Field(description="folder of site_configs/ whose sites this pipeline serves")
     classes: tuple[LabelClass, ...] = Field(min_length=2)
     channels: int = Field(1, ge=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from torch.nn import functional
 
 from tesla_med.config import PipelineConfig, Section
 from tesla_med.configfiles import validate
+from tesla_med.errors import ConfigError
 from tesla_med.registry import Registry
 
 
 class Network(nn.Module, ABC):
-    """A segmentation network with a named head.
+    """A network with a named head, for segmentation unless ``task`` says ``classification``.
 
     Subclasses set ``Params`` (a frozen parameter model) and ``divisor``, the size that H and W
     must divide by; other sizes are padded by edge replication and the logits cropped back.
@@ -26,6 +27,7 @@ class Network(nn.Module, ABC):
     Params: ClassVar[type[Section]]
     summary: ClassVar[str]
     example: ClassVar[dict[str, Any]] = {}
+    task: ClassVar[Literal["segmentation", "classification"]] = "segmentation"
     divisor: int = 1
     minimum: int = 1
 
@@ -64,9 +66,14 @@ def build_model(pipeline: PipelineConfig, params: Mapping[str, Any] | None = Non
     """Return the network that ``pipeline.model`` names, with fresh weights.
 
     Raises:
-        ConfigError: unknown model name or parameters that do not fit it.
+        ConfigError: unknown model name, a model of another task, or parameters that do not fit it.
     """
     network = MODELS.get(pipeline.model.name)
+    if network.task != pipeline.task:
+        raise ConfigError(
+            f"model {pipeline.model.name!r} is for {network.task}, and pipeline {pipeline.name!r} for "
+            f"{pipeline.task}"
+        )
     given = pipeline.model.params if params is None else params
     checked = validate(network.Params, given, f"model.params of {pipeline.model.name!r}")
     return network.build(checked, pipeline.channels, len(pipeline.classes))
@@ -94,8 +101,6 @@ def default_device(name: str) -> torch.device:
     Raises:
         ConfigError: a name that is not a device, or CUDA asked for where there is none.
     """
-    from tesla_med.errors import ConfigError
-
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name != "cpu" and not name.startswith("cuda"):

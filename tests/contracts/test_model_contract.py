@@ -23,6 +23,7 @@ def build():
             name="made_up",
             title="made up",
             sites="made_up",
+            task=MODELS.get(name).task,
             channels=channels,
             classes=tuple(LabelClass(value=value, name=str(value)) for value in range(classes)),
             model=ModelConfig(name=name, params=MODELS.get(name).example | params),
@@ -36,6 +37,11 @@ def build():
 
 def random_images(count, channels, height, width):
     return torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def output_shape(name, count, classes, size):
+    """Return the shape of the logits."""
+    return (count, classes, *size) if MODELS.get(name).task == "segmentation" else (count, classes)
 
 
 def test_there_are_models():
@@ -56,7 +62,7 @@ def test_describes_itself(name):
 def test_forward_and_backward(name, channels, classes, build):
     network = build(name, channels, classes).train()
     logits = network(random_images(2, channels, 32, 48))
-    assert logits.shape == (2, classes, 32, 48)
+    assert logits.shape == output_shape(name, 2, classes, (32, 48))
     assert logits.dtype == torch.float32
     logits.square().mean().backward()
     gradients = [parameter.grad for parameter in network.parameters()]
@@ -71,7 +77,7 @@ def test_any_size(name, size, build):
     images = random_images(2, 1, *size)
     for mode in (True, False):
         logits = network.train(mode)(images)
-        assert logits.shape == (2, 3, *size)
+        assert logits.shape == output_shape(name, 2, 3, size)
         assert torch.isfinite(logits).all()
 
 
@@ -147,6 +153,21 @@ def test_state_dict_round_trip(name, build):
         assert not torch.equal(network(images), other(images))
         other.load_state_dict(network.state_dict())
         assert torch.equal(network(images), other(images))
+
+
+@EVERY
+def test_another_task_is_refused(name, build):
+    other = "classification" if MODELS.get(name).task == "segmentation" else "segmentation"
+    pipeline = PipelineConfig(
+        name="made_up",
+        title="made up",
+        sites="made_up",
+        task=other,
+        classes=(LabelClass(value=0, name="0"), LabelClass(value=1, name="1")),
+        model=ModelConfig(name=name, params=MODELS.get(name).example),
+    )
+    with pytest.raises(ConfigError, match=f"is for {MODELS.get(name).task}"):
+        build_model(pipeline)
 
 
 @EVERY
