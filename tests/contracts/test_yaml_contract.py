@@ -15,6 +15,7 @@ from tesla_med.configfiles import (
     site_files,
     site_folders,
 )
+from tesla_med.tables import table_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOTS = [ROOT]
@@ -35,8 +36,8 @@ def test_there_are_files():
 
 def test_no_file_is_left_out():
     found = {path for folder in ("pipelines", "site_configs") for path in (ROOT / folder).rglob("*.y*ml")}
-    tables = set((ROOT / "pipelines" / "tables").glob("*.yaml"))
-    assert found - tables == set(PIPELINES.values()) | set(SITES.values())
+    tables = set(table_files(ROOTS).values())
+    assert found == tables | set(PIPELINES.values()) | set(SITES.values())
 
 
 @EVERY_PIPELINE
