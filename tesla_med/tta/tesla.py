@@ -23,56 +23,37 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tesla_med import losses
-from tesla_med.augment import warp
-from tesla_med.augment.policy import AdversarialPolicy, View
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import blend_running_statistics, running_statistics
-from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
-from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+from tesla_med.teacher import average_over_views, make_teacher, update_teacher
+from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
+from tesla_med.tta.augmented import severity as severity
+from tesla_med.tta.base import METHODS, MethodParams, Scalars
 from tesla_med.tta.passes import GraphPool, NetworkPass
 
 SHARES_MOMENTUM = 0.1
 """Share of a batch in the running class shares of ``marginal_target: teacher``."""
 
 
-class TeSLAParams(MethodParams):
+class TeSLAParams(AugmentationParams, MethodParams):
     """Parameters of TeSLA; defaults are the paper's for MRI where it gives them."""
 
     learning_rate: float = Field(2e-4, ge=0)
     weight_decay: float = Field(5e-4, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
-    teacher_momentum: float = Field(0.996, ge=0, le=1)
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
     marginal_target: Literal["uniform", "teacher", "source"] = Field(
         "uniform",
         description="class shares that the marginal is drawn to: equal ones, the teacher's running ones, "
         "or those that the source model gives a batch under the batch's own normalisation statistics",
     )
-    distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
     freeze_norm_affine: bool = False
     reliability: float = Field(
         0.0, ge=0, description="a pixel counts (1 - normalised entropy of its pseudo-label) to this power"
     )
 
-    weak_views: int = Field(5, ge=1, description="views of a pseudo-label, the image included")
-    weak_views_first_epoch: int | None = Field(None, ge=1)
-    weak_scale: float = Field(0.8, gt=0, le=1)
-    weak_shift: float = Field(0.1, ge=0, le=1)
-    weak_flip: Flip = Field(
-        "first", description="in-plane axis mirrored: first is left-right for orientation RAS; release: last"
-    )
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
-
-    op_set: str = "intensity"
-    policy_size: int = Field(3, ge=1, description="ops in a sub-policy, N")
-    policy_learning_rate: float = Field(1e-3, ge=0, description="of the selection logits")
-    magnitude_learning_rate: float = Field(1e-2, ge=0)
-    policy_sampling: Literal["uniform", "probability"] = Field(
-        "uniform", description="how sub-policies are drawn while the policy is optimised"
-    )
-    severity_weight: float = Field(1.0, ge=0, description="lambda_1")
-    reset_policy_each_epoch: bool = False
 
     moving_passes: Literal["clean", "all"] = Field(
         "clean", description="which passes move running statistics; the release: all"
@@ -94,7 +75,7 @@ class TeSLAParams(MethodParams):
 
 
 @METHODS.register("tesla")
-class TeSLA(TTAMethod):
+class TeSLA(AugmentedMethod):
     """Student, EMA teacher, learned adversarial policy; see the module's docstring."""
 
     name = "tesla"
@@ -109,9 +90,7 @@ class TeSLA(TTAMethod):
         self.student = self.model
         self._choose_parameters()
         self.teacher = make_teacher(self.student)
-        self.policy = AdversarialPolicy(
-            p.op_set, p.policy_size, self.generator, self.noise_generator, self.context.device
-        )
+        self.policy = self._make_policy()
         trainable = [item for item in self.student.parameters() if item.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trainable,
@@ -123,7 +102,6 @@ class TeSLA(TTAMethod):
         self.source = copy.deepcopy(self.student) if p.marginal_target == "source" else None
         self._make_passes()
         self.class_shares: Tensor | None = None
-        self.epoch = 0
 
     def _make_passes(self) -> None:
         """Make every kind of pass of an update: who is asked, what it moves, what it returns."""
@@ -145,21 +123,6 @@ class TeSLA(TTAMethod):
             None if self.source is None else NetworkPass(self.source, self.logits, momentum=None, pool=pool)
         )
 
-    def _make_policy_optimizer(self) -> torch.optim.Adam:
-        p: TeSLAParams = self.params
-        groups = [
-            {"params": [self.policy.logits], "lr": p.policy_learning_rate},
-            {"params": [self.policy.raw_magnitudes], "lr": p.magnitude_learning_rate},
-        ]
-        return torch.optim.Adam(groups, fused=self.context.device.type == "cuda" or None)
-
-    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
-        """Also do without graphs, which hold memory, while there is a limit."""
-        changed = (self.limit is None) != (limit is None)
-        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
-        if changed:
-            self._make_passes()
-
     def _choose_parameters(self) -> None:
         self.student.requires_grad_(True)
         self.student.head.requires_grad_(False)
@@ -174,11 +137,9 @@ class TeSLA(TTAMethod):
 
     def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
         """Refresh running statistics before the first pass, restart the policy where asked to."""
-        self.epoch = epoch
+        super().start_epoch(epoch, batches)
         if epoch == 0 and self.params.refresh_statistics:
             self._refresh(batches)
-        if epoch > 0 and self.params.reset_policy_each_epoch:
-            self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
 
     @torch.no_grad()
     def _refresh(self, batches: Iterable[Tensor]) -> None:
@@ -196,44 +157,7 @@ class TeSLA(TTAMethod):
         scalars = self._update_student(images, pseudo_labels)
         update_teacher(self.teacher, self.student, self.params.teacher_momentum)
         self.steps += 1
-        return scalars | {"loss/policy": policy_loss}
-
-    @torch.no_grad()
-    def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return refined pseudo-labels, and the clean activations for the severity term."""
-        p: TeSLAParams = self.params
-        first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
-        views = p.weak_views_first_epoch if first_epoch else p.weak_views
-        logits, reference = self._clean(images)
-        labels = average_over_views(
-            images,
-            lambda view: self._weak(view)[0].softmax(dim=1),
-            int(views or 1),
-            self.generator,
-            first=logits.softmax(dim=1),
-            scale=p.weak_scale,
-            shift=p.weak_shift,
-            flip=p.weak_flip,
-        )
-        return labels, reference
-
-    def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor:
-        """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is."""
-        draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
-        view = self.policy.apply_draw(images, draw)
-        logits, seen = self._attacked(view.images)
-        negative_entropy = losses.negative_entropy(warp.from_view(logits.softmax(dim=1), view.theta))
-        objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
-        self.policy_optimizer.zero_grad(set_to_none=True)
-        self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
-        self.policy_optimizer.step()
-        self.policy.prefetch()
-        mean: Tensor = objective.detach().mean()
-        return mean
-
-    @torch.no_grad()
-    def _adversarial_view(self, images: Tensor) -> View:
-        return self.policy.apply_draw(images, self.policy.draw(tuple(images.shape), by="probability"))
+        return scalars if policy_loss is None else scalars | {"loss/policy": policy_loss}
 
     @torch.no_grad()
     def _prior(self, images: Tensor, pseudo_labels: Tensor) -> Tensor | None:
@@ -268,10 +192,7 @@ class TeSLA(TTAMethod):
         (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
-            view = self._adversarial_view(images)
-            targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
-            logits, _ = self._distilling(view.images)
-            distilled = losses.distillation(logits, targets, self._pixel_weight(targets))
+            distilled = self._distil(images, pseudo_labels)
             (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
         if p.clip_norm is not None:
             clip_each(self.student, p.clip_norm)
@@ -319,10 +240,6 @@ class TeSLA(TTAMethod):
                 result = with_neighbours(result, self.params.neighbour_share)
         return result
 
-    def record(self) -> dict[str, float]:
-        """Return the policy's probability and magnitude by op."""
-        return self.policy.summary()
-
     def passes(self, slices: int) -> float:
         """Return forward passes, a backward counted as two: views, policy, and two on the student."""
         p: TeSLAParams = self.params
@@ -331,7 +248,10 @@ class TeSLA(TTAMethod):
         seen = slices if p.draw == "ordered" else drawn
         own_statistics = slices if p.predict_statistics == "volume" else 0
         anchor = p.marginal_target == "source"
-        return p.epochs * seen * (p.weak_views + 2 + 6 + anchor) + own_statistics + slices * p.predict_views
+        policy = 2 if p.augment == "learned" else 0
+        return (
+            p.epochs * seen * (p.weak_views + policy + 6 + anchor) + own_statistics + slices * p.predict_views
+        )
 
     # ------------------------------------------------------------ state
 
@@ -340,8 +260,9 @@ class TeSLA(TTAMethod):
         return {"student": self.student, "teacher": self.teacher, "policy": self.policy}
 
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """Return the student's and the policy's optimiser."""
-        return {"student": self.optimizer, "policy": self.policy_optimizer}
+        """Return the student's optimiser, and the policy's where it learns."""
+        policy = {} if self.policy_optimizer is None else {"policy": self.policy_optimizer}
+        return {"student": self.optimizer} | policy
 
     def state_dict(self) -> dict[str, Any]:
         """Return the common state, the pass number and the running class shares."""
@@ -366,24 +287,6 @@ def with_neighbours(probs: Tensor, share: float) -> Tensor:
 def class_shares(probs: Tensor) -> Tensor:
     """Return the mean (L,) over batch and space of (N, L, *spatial) probabilities."""
     return probs.mean(dim=(0, *range(2, probs.dim())))
-
-
-def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
-    """Return r of Eq. 9 an image: squared difference of mean activations, over channels, then layers.
-
-    Args:
-        seen: (n, C_l) of each layer on the augmented view.
-        reference: the same on the clean view.
-
-    Returns:
-        (n,) values >= 0; zeros where the model has no batch norm.
-    """
-    if not seen:
-        return torch.zeros(1)
-    channels = torch.tensor([layer.shape[1] for layer in seen])
-    weights = (1.0 / (channels * len(seen))).repeat_interleave(channels)
-    squares = (torch.cat(seen, dim=1) - torch.cat(reference, dim=1).detach()) ** 2
-    return (squares * weights.to(squares.device, non_blocking=True)).sum(dim=1)
 
 
 @torch.no_grad()
