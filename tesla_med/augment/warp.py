@@ -5,7 +5,7 @@ A theta is (N, 2, 3) float32 and maps output to input positions in units of half
 
 Padding rule, the only one: whatever makes a *view* (image or pseudo-labels into an augmented frame)
 reflects at the border; whatever comes *back* to the original frame has zeros where the view did
-not look.
+not look. Class probabilities of tiles, (N, L), have no place to move and stay as they are.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def from_view(maps: Tensor, theta: Tensor) -> Tensor:
 
 
 def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
+    if images.dim() == 2:  # one distribution a tile: the same in every frame
+        return images
     grid = sampling_grid(theta.to(images.device), images.shape[-2], images.shape[-1])
     return functional.grid_sample(
         images.float(), grid, mode="bilinear", padding_mode=padding, align_corners=False
