@@ -28,7 +28,7 @@ from tesla_med.errors import ConfigError, OutputError, TeslaMedError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
 from tesla_med.io import read_map, read_mask, read_reference, read_volume
 from tesla_med.nifti import slice_axis
-from tesla_med.plan import other_sites, resolve
+from tesla_med.plan import Plan, make_plan, other_sites, resolve
 from tesla_med.runs import RunFolder
 from tesla_med.tables import Row, TableConfig
 from tesla_med.tta.base import METHODS
@@ -289,9 +289,58 @@ class _Grid:
             )
         from tesla_med.comparison_report import write_report
 
-        files = [path, *write_report(self.out, self.table, summary, rows, self.problems)]
+        more = self._figures()
+        files = [path, *write_report(self.out, self.table, summary, rows, self.problems, more)]
         progress("tables", 1, 1)
         return files, summary
+
+    def _figures(self) -> dict[str, bytes]:
+        """Return the pictures beyond those of the table, by file name."""
+        from tesla_med import comparison_figures as figures
+
+        pictures: dict[str, bytes] = {}
+        for name in self.table.sites:
+            cells = [
+                cell for cell in self.cells if cell.site == name and cell.seed == 0 and self._is_done(cell)
+            ]
+            cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
+            site = self._configs(cells[0])[0] if cells else None
+            cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
+            cases = [case for case in cases if case.labelled]
+            if not self.table.figures or not cases:
+                continue
+            folders = {cell.row.label: RunFolder(self._folder(cell)) for cell in cells}
+            masked = {label: item for label, item in folders.items() if item.mask(cases[0].name).is_file()}
+            if "qualitative" in self.table.figures and masked:
+                plan = self._plan(cells[0])
+                pictures[f"qualitative_{name}.png"] = figures.qualitative(cases[0], plan, masked)
+            if "projection" in self.table.figures:
+                plans = {
+                    cell.row.label: self._plan(cell, figures.weights_of(folders[cell.row.label], cases[0]))
+                    for cell in cells
+                }
+                found = {label: figures.features_of(cases[0], plan) for label, plan in plans.items()}
+                pipeline = next(iter(plans.values())).pipeline
+                pictures[f"projection_{name}.png"] = figures.projection(found, pipeline)
+            learned = [cell for cell in cells if cell.row.method == "tesla"]
+            if "sanity_check" in self.table.figures and learned:
+                check = figures.sanity_check(self._plan(learned[0], method="tesla"), cases[:2])
+                pictures[f"sanity_check_{name}.png"] = figures.sanity_png(check)
+        return pictures
+
+    def _plan(self, cell: Cell, weights: Path | None = None, method: str = "source") -> Plan:
+        """Return the plan of a cell, or of prediction with its adapted weights."""
+        return make_plan(
+            cell.site,
+            self.volumes,
+            weights=weights or self.weights,
+            pipeline=cell.row.pipeline or self.table.pipeline,
+            method=method,
+            protocol=cell.protocol if method != "source" else "N-O",
+            seed=cell.seed,
+            device=self.device,
+            overrides=self._configs(cell)[2],
+        )
 
     def _results(self, cell: Cell) -> list[CaseResult]:
         folder = RunFolder(self._folder(cell))

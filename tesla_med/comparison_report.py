@@ -33,6 +33,7 @@ def write_report(
     summary: Summary,
     rows: Sequence[Mapping[str, Any]],
     problems: Mapping[str, str],
+    more: Mapping[str, bytes] | None = None,
 ) -> list[Path]:
     """Write ``table.md``, ``table.tex``, ``comparison.html``, ``comparison.json`` and the pictures.
 
@@ -42,9 +43,10 @@ def write_report(
         summary: what came out.
         rows: tidy rows, for the points in the pictures.
         problems: cells that could not be run, with the reason.
+        more: further pictures by file name.
     """
     header, body = grid(summary)
-    pictures = draw(summary, rows)
+    pictures = draw(summary, rows) | dict(more or {})
     texts = {
         "table.md": markdown(table, header, body, problems),
         "table.tex": latex(table, header, body),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +39,9 @@ class TableConfig(Section):
     seeds: int = Field(3, ge=1, description="0 to this less one")
     rows: tuple[Row, ...] = Field(min_length=1)
     baseline: str = Field("source", description="label of the row that others are tested against")
+    figures: tuple[Literal["qualitative", "projection", "sanity_check"], ...] = Field(
+        (), description="pictures beyond those of the table"
+    )
 
     @model_validator(mode="after")
     def _distinct(self) -> TableConfig:

@@ -129,6 +129,7 @@ def draw(
     index: int,
     classes: Sequence[LabelClass],
     titles: Mapping[str, str] | None = None,
+    shown: Mapping[str, IntArray] | None = None,
 ) -> Any:
     """Draw slice ``index`` once for each mask, outlines in the colours of the classes.
 
@@ -141,6 +142,7 @@ def draw(
         index: number of the slice, from 0.
         classes: the classes; value 0 is not drawn.
         titles: text above each panel by its name, instead of the name.
+        shown: masks by name, a panel each, instead of source, adapted and reference.
 
     Returns:
         A matplotlib figure with an Agg canvas.
@@ -150,7 +152,7 @@ def draw(
 
     plane = layout(view.affine, view.spacing, axis)
     top, bottom, left, right = _crop(view, plane)
-    shown = panels(view)
+    shown = shown or panels(view)
     width, number = PANEL_INCHES, len(shown)
     breadth = number * width + (number - 1) * GAP_INCHES
     height = min(width * (bottom - top) * plane.aspect / (right - left), 1.6 * width)
