@@ -15,5 +15,5 @@ def test_indices_are_not_intensities(tmp_path, end):
     plain = Image.fromarray(smooth()).quantize(200)
     plain.save(tmp_path / f"p.{end}")
     picture = read_tile(tmp_path / f"p.{end}")
-    assert np.abs(picture.array - channels(smooth())).max() < 0.1
+    assert np.abs(picture.array - channels(smooth())).max() < 0.2
     assert np.allclose(picture.array, channels(np.asarray(plain.convert("RGB"))))
