@@ -147,20 +147,44 @@ def guard_override(guard: bool | None) -> tuple[str, ...]:
     return () if guard is None else (f"guard.enabled={str(guard).lower()}",)
 
 
+@dataclass
+class Carry:
+    """A method's state on its way from one site to the next, under ``reset: never``."""
+
+    state: dict[str, Any] | None = None
+
+
 def run_plan(
-    plan: Plan, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
+    plan: Plan,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    carry: Carry | None = None,
 ) -> SiteResult:
     """Carry out a plan; see :func:`adapt_site`.
 
     Whatever can be found wrong is found before the output folder is touched.
+
+    Args:
+        plan: what to do.
+        resume: go on with an interrupted run.
+        overwrite: replace an earlier run.
+        progress: called as the work goes on.
+        carry: the method starts from its state, and leaves its own there.
     """
     folder = RunFolder(plan.out)
     run = _Run(plan, folder, progress or (lambda *_: None))
+    if carry is not None and carry.state is not None:
+        run.method.load_state_dict(carry.state)
     inputs = (plan.folder, plan.weights)
     folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
     with output_lock(plan.out):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
-        return run.execute(resume)
+        result = run.execute(resume)
+    if carry is not None:
+        carry.state = run.method.state_dict()
+    return result
 
 
 class _Run:

@@ -413,7 +413,9 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for cells, table and pictures.")] = Path("comparison"),
     device: Device = "auto",
-    reset: Annotated[str | None, typer.Option(help="site or case. Default: the pipeline's.")] = None,
+    reset: Annotated[
+        str | None, typer.Option(help="never (state goes on from site to site), site or case.")
+    ] = None,
     guard: Annotated[bool, typer.Option("--guard", help="Judge every volume; off by default here.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Add to OUT; cells there are not run again.")
@@ -450,7 +452,7 @@ def compare(
             statistics=statistics,
             out=out,
             device=device,
-            reset=_choice("--reset", reset, ("site", "case")),
+            reset=_choice("--reset", reset, ("never", "site", "case")),
             guard=guard,
             overrides=tuple(overrides or ()),
             resume=resume,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tesla_med import calibration, scoring
-from tesla_med.adapt import adapt_site, guard_override
+from tesla_med.adapt import Carry, guard_override, run_plan
 from tesla_med.cases import find_cases
 from tesla_med.comparison import COLUMNS, Cost, Key, Summary, summarise
 from tesla_med.config import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
@@ -163,24 +163,42 @@ class _Grid:
     def run(self, resume: bool, progress: Progress) -> Comparison:
         """Run what is missing, then write everything."""
         self._open(resume)
-        done = skipped = 0
+        done = skipped = told = 0
         with output_lock(self.out):
-            for index, cell in enumerate(self.cells):
-                progress("cells", index, len(self.cells))
-                if self._is_done(cell):
-                    skipped += 1
+            for chain in self._chains():
+                if all(self._is_done(cell) for cell in chain):
+                    skipped += len(chain)
+                    told += len(chain)
                     continue
-                try:
-                    self._run(cell)
-                    done += 1
-                except OutputError:
-                    raise
-                except TeslaMedError as error:
-                    log.warning("%s: %s", cell.name, error)
-                    self.problems[cell.name] = str(error)
+                carry = Carry() if len(chain) > 1 else None
+                for cell in chain:
+                    progress("cells", told, len(self.cells))
+                    done += self._attempt(cell, carry)
+                    told += 1
             progress("cells", len(self.cells), len(self.cells))
             files, summary = self._write(progress)
         return Comparison(self.out, summary, tuple(files), done, skipped, tuple(self.problems.items()))
+
+    def _chains(self) -> list[list[Cell]]:
+        """Return the cells that must be run together: all sites of a row where state is never reset."""
+        chains: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells:
+            reset = self.reset or self._configs(cell)[1].reset_for(cell.protocol)
+            alone = () if reset == "never" else (cell.site,)
+            chains.setdefault((*cell.key, cell.seed, *alone), []).append(cell)
+        return list(chains.values())
+
+    def _attempt(self, cell: Cell, carry: Carry | None) -> int:
+        """Run a cell; return 1, or 0 where it cannot be run, which is noted."""
+        try:
+            self._run(cell, carry)
+        except OutputError:
+            raise
+        except TeslaMedError as error:
+            log.warning("%s: %s", cell.name, error)
+            self.problems[cell.name] = str(error)
+            return 0
+        return 1
 
     # ------------------------------------------------------------ cells
 
@@ -237,14 +255,14 @@ class _Grid:
     def _folder(self, cell: Cell) -> Path:
         return self.out / CELLS_FOLDER / cell.name
 
-    def _run(self, cell: Cell) -> None:
-        """Run a cell and note what it cost."""
+    def _run(self, cell: Cell, carry: Carry | None) -> None:
+        """Run a cell and note what it cost; in a chain it is run from its start."""
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         self._note(cell, entry)
         folder = self._folder(cell)
         more = {} if self.statistics is None else {"statistics": self.statistics}
         watch = _Watch(self.device)
-        result = adapt_site(
+        plan = make_plan(
             cell.site,
             self.volumes,
             weights=self.weights,
@@ -257,8 +275,11 @@ class _Grid:
             reset=self.reset,
             overrides=(*self._configs(cell)[2], "reports=[table]"),
             save_probs=cell.seed == 0,
-            resume=folder.exists(),
             **more,  # type: ignore[arg-type]
+        )
+        there = folder.exists()
+        result = run_plan(
+            plan, resume=there and carry is None, overwrite=there and carry is not None, carry=carry
         )
         slices = sum(item.slices for item in result.results)
         self._note(cell, entry | {"complete": True, "slices": slices} | watch.read())

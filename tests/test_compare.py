@@ -96,7 +96,7 @@ def test_one_region_for_all_rows(finished):
 
 def test_done_cells_are_not_run_again(finished, weights, volumes, monkeypatch):
     out, table, before = finished
-    monkeypatch.setattr("tesla_med.compare.adapt_site", lambda *_, **__: pytest.fail("was run again"))
+    monkeypatch.setattr("tesla_med.compare.run_plan", lambda *_, **__: pytest.fail("was run again"))
     options = {"weights": weights, "out": out, "device": "cpu", "overrides": SETTINGS}
     again = compare_methods(table, volumes, resume=True, **options)
     assert (again.done, again.skipped) == (0, before.done)
@@ -106,6 +106,30 @@ def test_done_cells_are_not_run_again(finished, weights, volumes, monkeypatch):
     changed = {**options, "overrides": (*SETTINGS, "methods.tesla.learning_rate=0.1")}
     with pytest.raises(OutputError, match=r"other settings \(configuration\)"):
         compare_methods(table, volumes, resume=True, **changed)
+
+
+def test_state_that_is_never_reset_goes_from_site_to_site(weights, volumes, tmp_path):
+    masks = {}
+    for reset, sites in (("never", ("E", "D")), ("never", ("D",)), ("site", ("E", "D"))):
+        table = make_table("prostate", sites, ("tesla",), ("N-O",), 1)
+        out = tmp_path / f"{reset}{len(sites)}"
+        options = {"weights": weights, "out": out, "device": "cpu", "overrides": SETTINGS, "reset": reset}
+        assert compare_methods(table, volumes, **options).done == len(sites)
+        masks[reset, len(sites)] = {
+            site: small.files_below(out / f"cells/{site}/tesla-N-O/seed-0/probs") for site in sites
+        }
+    assert masks["never", 2]["E"] == masks["site", 2]["E"]
+    assert masks["never", 1]["D"] == masks["site", 2]["D"]
+    assert masks["never", 2]["D"] != masks["site", 2]["D"]  # what E taught is still there
+    entry = json.loads((out.parent / "never2/cells.json").read_text(encoding="utf-8"))
+    entry["D/tesla-N-O/seed-0"]["complete"] = False
+    (out.parent / "never2/cells.json").write_text(json.dumps(entry), encoding="utf-8")
+    table = make_table("prostate", ("E", "D"), ("tesla",), ("N-O",), 1)
+    again = compare_methods(
+        table, volumes, resume=True, **{**options, "out": out.parent / "never2", "reset": "never"}
+    )
+    assert again.done == 2  # the whole chain, or the state of E would be lost
+    assert small.files_below(out.parent / "never2/cells/D/tesla-N-O/seed-0/probs") == masks["never", 2]["D"]
 
 
 def test_cells_are_added_and_a_cut_off_one_is_done_again(weights, volumes, tmp_path):
