@@ -38,6 +38,23 @@ def flipped_cross_entropy(
     return _mean(-(probs * log_targets).sum(dim=1), pixel_weight)
 
 
+def cross_entropy(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
+    """Return the plain cross-entropy to soft pseudo-labels: mean of -sum_k y log f_s.
+
+    What the flipped one is compared with in the paper's ablation of losses.
+
+    Args:
+        logits: (N, L, *spatial) of the student.
+        pseudo_labels: (N, L, *spatial) distributions over L; no gradient flows into them.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+
+    Returns:
+        Scalar >= 0.
+    """
+    log_probs = functional.log_softmax(logits.float(), dim=1)
+    return _mean(-(pseudo_labels.detach().float() * log_probs).sum(dim=1), pixel_weight)
+
+
 def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
     """Return the class-marginal term, the second of Eq. 3: sum_k m_k log m_k, or KL(m || prior).
 

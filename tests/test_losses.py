@@ -268,3 +268,19 @@ def test_normalised_entropy_drops_the_class_axis(shape):
     values = losses.normalised_entropy(random_probs(shape))
     assert values.shape == (shape[0], *shape[2:])
     assert ((values >= 0) & (values <= 1)).all()
+
+
+def test_plain_cross_entropy_is_torchs_with_soft_targets():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, 5, 6, generator=generator, requires_grad=True)
+    labels = torch.randn(3, 4, 5, 6, generator=generator).softmax(dim=1).requires_grad_(True)
+    value = losses.cross_entropy(logits, labels)
+    assert value.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    value.backward()
+    assert labels.grad is None
+    weight = torch.zeros(3, 5, 6)
+    weight[0] = 1.0
+    alone = losses.cross_entropy(logits[:1], labels[:1])
+    assert losses.cross_entropy(logits, labels, weight).item() == pytest.approx(alone.item(), rel=1e-5)
+    flipped = losses.flipped_cross_entropy(logits, labels)
+    assert abs(flipped.item() - value.item()) > 1e-3

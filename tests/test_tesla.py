@@ -690,3 +690,17 @@ def test_the_marginal_can_follow_the_source_under_the_batchs_statistics(make_tes
     assert result["loss/class_marginal"].item() == pytest.approx(want.item(), rel=1e-3, abs=1e-6)
     now = weights(method.source) | running(method.source)
     assert all(torch.equal(value, before[name]) for name, value in now.items())
+
+
+def test_plain_cross_entropy_in_place_of_the_flipped_one(make_tesla, make_images):
+    images = make_images(4)
+    plain, flipped = make_tesla(self_learning="plain"), make_tesla()
+    labels, _ = plain._pseudo_labels(images)
+    student = batch_mode(copy.deepcopy(plain.student))
+    with torch.no_grad():
+        want = losses.cross_entropy(student(2 * images - 1), labels)
+    result = plain._update_student(images, labels)
+    assert result["loss/cross_entropy"].item() == pytest.approx(want.item(), rel=1e-4)
+    assert "loss/flipped_cross_entropy" not in result
+    flipped._update_student(images, labels)
+    assert moved(weights(plain.student), weights(flipped.student))

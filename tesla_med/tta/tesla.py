@@ -42,6 +42,9 @@ class TeSLAParams(AugmentationParams, MethodParams):
     learning_rate: float = Field(2e-4, ge=0)
     weight_decay: float = Field(5e-4, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
+    self_learning: Literal["flipped", "plain"] = Field(
+        "flipped", description="cross-entropy to the pseudo-labels: flipped as in Eq. 3, or plain"
+    )
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
     marginal_target: Literal["uniform", "teacher", "source"] = Field(
         "uniform",
@@ -187,9 +190,11 @@ class TeSLA(AugmentedMethod):
         prior = self._prior(images, pseudo_labels)
         logits, _ = self._learning(images)
         weight = self._pixel_weight(pseudo_labels)
-        flipped = losses.flipped_cross_entropy(logits, pseudo_labels, weight)
+        plain = p.self_learning == "plain"
+        term = losses.cross_entropy if plain else losses.flipped_cross_entropy
+        self_learned = term(logits, pseudo_labels, weight)
         marginal = losses.class_marginal(logits, prior)
-        (flipped + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
+        (self_learned + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
             distilled = self._distil(images, pseudo_labels)
@@ -198,7 +203,7 @@ class TeSLA(AugmentedMethod):
             clip_each(self.student, p.clip_norm)
         self.optimizer.step()
         return {
-            "loss/flipped_cross_entropy": flipped.detach(),
+            "loss/cross_entropy" if plain else "loss/flipped_cross_entropy": self_learned.detach(),
             "loss/class_marginal": marginal.detach(),
             "loss/distillation": distilled.detach(),
         }
