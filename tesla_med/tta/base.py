@@ -75,6 +75,8 @@ class TTAMethod(ABC):
     adapts: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
     """Whether the seed changes nothing."""
+    one_network: ClassVar[bool] = True
+    """Whether plain prediction by the deployed network repeats the method's own."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:

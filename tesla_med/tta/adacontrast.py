@@ -1,0 +1,228 @@
+"""AdaContrast: contrastive test-time adaptation (Chen et al., CVPR 2022), for tiles and for pixels.
+
+One update, on a batch of images, all in the frame of one weak view (a flip and a crop) an image:
+
+1. pseudo-labels: the student's features on the weak view look up their nearest neighbours in a memory
+   of the momentum encoder's features; the mean of the neighbours' probabilities says the class;
+2. self-training: cross-entropy of the student on a strong view to these labels;
+3. contrast: its features against the momentum encoder's on another strong view (InfoNCE), with the
+   keys of earlier batches as negatives, those of the same pseudo-label left out;
+4. diversity: the negative entropy of the mean prediction on the strong view.
+
+Features are those that enter the head. Of a slice, a pixel is what an image is in the original: pixels
+on a grid of stride ``refine_stride``, whose offset is drawn anew for every update, are refined and
+learned from, so that no refined label is interpolated and every pixel has its turn; of these,
+``pixels_per_slice`` go into the memory and the contrast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tesla_med import losses
+from tesla_med.augment import warp
+from tesla_med.augment.static import RandAugment
+from tesla_med.models.base import Network
+from tesla_med.normalisation import batch_statistics
+from tesla_med.teacher import Flip, make_teacher, update_teacher, weak_view_thetas
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+from tesla_med.tta.neighbours import Memory, head_features, in_frame_of, info_nce, neighbour_mean, rows
+
+
+class AdaContrastParams(MethodParams):
+    """Parameters of AdaContrast; defaults are its authors' where they have them."""
+
+    learning_rate: float = Field(2e-4, ge=0, description="of SGD, for all parameters")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD (Nesterov where above 0)")
+    weight_decay: float = Field(1e-4, ge=0)
+    teacher_momentum: float = Field(0.999, ge=0, le=1, description="of the momentum encoder")
+    queue_size: int = Field(16384, ge=1, description="features in the memory, and keys in the contrast")
+    neighbours: int = Field(10, ge=1, description="whose probabilities a pseudo-label averages")
+    temperature: float = Field(0.07, gt=0, description="of the contrast")
+    contrast_weight: float = Field(1.0, ge=0)
+    diversity_weight: float = Field(1.0, ge=0)
+    refine_stride: int = Field(8, ge=1, description="distance of the pixels that are refined and learned")
+    pixels_per_slice: int = Field(64, ge=1, description="of these, pixels for memory and contrast")
+
+    op_set: str = Field("intensity", description="ops of strong views; of pixels, its intensity ops")
+    policy_size: int = Field(3, ge=1, description="ops a strong view")
+    static_magnitude: float = Field(
+        0.5, ge=0, le=1, description="strength of the ops, distance from the identity as a share of the range"
+    )
+    weak_scale: float = Field(0.8, gt=0, le=1)
+    weak_shift: float = Field(0.1, ge=0, le=1)
+    weak_flip: Flip = Field("first", description="in-plane axis mirrored in half of the weak views")
+
+    statistics_momentum: float = Field(0.1, gt=0, le=1)
+    predict_statistics: Literal["running", "volume"] = Field(
+        "volume", description="normalise a prediction by running statistics or by the case's own"
+    )
+    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+
+
+@METHODS.register("adacontrast")
+class AdaContrast(TTAMethod):
+    """Student, momentum encoder, memory and contrast; see the module's docstring."""
+
+    name = "adacontrast"
+    summary = "contrastive learning and pseudo-labels refined by their neighbours, momentum encoder"
+    citation = "Chen et al., Contrastive Test-Time Adaptation, CVPR 2022"
+    protocols = ("N-O", "N-M")
+    Params = AdaContrastParams
+
+    def setup(self) -> None:
+        """Make the momentum encoder, the strong views, both memories and the optimiser."""
+        p: AdaContrastParams = self.params
+        self.student = self.model.requires_grad_(True)
+        self.teacher = make_teacher(self.student)
+        generators = self.generator, self.noise_generator
+        self.augmentation = RandAugment(
+            p.op_set, p.policy_size, p.static_magnitude, *generators, self.context.device
+        )
+        if self.student.task == "segmentation":  # all views of a pixel show it in the same place
+            kept = tuple(op for op in self.augmentation.ops if op.kind == "intensity")
+            self.augmentation.ops = kept
+        self.features = Memory(p.queue_size)  # features and probabilities
+        self.keys = Memory(p.queue_size)  # features and pseudo-labels
+        self.optimizer = torch.optim.SGD(
+            self.student.parameters(),
+            lr=p.learning_rate,
+            momentum=p.momentum,
+            weight_decay=p.weight_decay,
+            nesterov=p.momentum > 0,
+        )
+
+    # ------------------------------------------------------------ adapting
+
+    def adapt(self, images: Tensor) -> Scalars:
+        """Do one update of student, momentum encoder and memories on (N, C, H, W) images in [0, 1]."""
+        p: AdaContrastParams = self.params
+        weak = self._weak_view(self.to_device(images))
+        grid, chosen, pseudo_labels = self._pseudo_labels(weak)
+        key_labels = pseudo_labels[:, chosen].flatten()
+        keys = self._keys(weak, grid[chosen])
+        self.optimizer.zero_grad(set_to_none=True)
+        logits, features = self._look(self.student, self._strong_view(weak), None)
+        trained = functional.cross_entropy(rows(logits, grid), pseudo_labels.flatten())
+        queries = functional.normalize(rows(features, grid[chosen]), dim=1)
+        contrast = info_nce(queries, keys, key_labels, self.keys.columns, p.temperature)
+        diversity = losses.class_marginal(logits)
+        loss = trained + p.contrast_weight * contrast + p.diversity_weight * diversity
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        update_teacher(self.teacher, self.student, p.teacher_momentum)
+        self.keys.push(keys, key_labels)
+        self.steps += 1
+        return {
+            "loss/self_training": trained.detach(),
+            "loss/contrast": contrast.detach(),
+            "loss/diversity": diversity.detach(),
+        }
+
+    def _weak_view(self, images: Tensor) -> Tensor:
+        p: AdaContrastParams = self.params
+        theta = weak_view_thetas(
+            len(images), self.generator, scale=p.weak_scale, shift=p.weak_shift, flip=p.weak_flip
+        )
+        return warp.to_view(images, theta.to(images.device, non_blocking=True)).clamp(0, 1)
+
+    def _strong_view(self, weak: Tensor) -> Tensor:
+        return self.augmentation.apply_draw(weak, self.augmentation.draw(tuple(weak.shape))).images
+
+    def _look(self, network: Network, images: Tensor, momentum: float | None) -> tuple[Tensor, Tensor]:
+        """Return logits (N, L, *spatial) and what entered the head, (N, F, *spatial), both float32.
+
+        Args:
+            network: normalises by the statistics of the batch.
+            images: (N, C, H, W) in [0, 1].
+            momentum: share of the batch in running statistics; None leaves them alone.
+        """
+        with batch_statistics(network, momentum=momentum), head_features(network) as found:
+            logits = self.logits(network, images)
+        return logits, in_frame_of(logits, found[-1])
+
+    @torch.no_grad()
+    def _pseudo_labels(self, weak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the grid (P,), which of its pixels are for the contrast (p,), and labels (N, P)."""
+        p: AdaContrastParams = self.params
+        logits, features = self._look(self.student, weak, p.statistics_momentum)
+        slow_logits, slow = self._look(self.teacher, weak, p.statistics_momentum)
+        grid = self._grid(tuple(logits.shape[2:])).to(weak.device)
+        order = torch.randperm(len(grid), generator=self.generator)[: p.pixels_per_slice]
+        chosen = order.to(weak.device)
+        remembered = functional.normalize(rows(slow, grid[chosen]), dim=1)
+        self.features.push(remembered, rows(slow_logits, grid[chosen]).softmax(dim=1))
+        memory, probs = self.features.columns
+        queries = functional.normalize(rows(features, grid), dim=1)
+        refined = neighbour_mean(queries, memory, probs, p.neighbours)
+        return grid, chosen, refined.argmax(dim=1).view(len(weak), -1)
+
+    def _grid(self, size: tuple[int, ...]) -> Tensor:
+        """Return flat positions (P,) of a grid with a random offset; of a tile, its one position."""
+        if not size:
+            return torch.zeros(1, dtype=torch.long)
+        stride = [min(self.params.refine_stride, length) for length in size]
+        start = [int(torch.randint(step, (1,), generator=self.generator)) for step in stride]
+        down, across = (
+            torch.arange(first, length, step) for first, length, step in zip(start, size, stride, strict=True)
+        )
+        return (down[:, None] * size[1] + across).flatten()
+
+    @torch.no_grad()
+    def _keys(self, weak: Tensor, positions: Tensor) -> Tensor:
+        """Return the momentum encoder's features (n, F) of another strong view, of length 1."""
+        _, features = self._look(self.teacher, self._strong_view(weak), None)
+        return functional.normalize(rows(features, positions), dim=1)
+
+    # ------------------------------------------------------------ predicting
+
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Give the student, with the statistics of ``images`` where predictions use a case's own."""
+        if images is None or self.params.predict_statistics == "running":
+            yield self.student
+            return
+        with self.own_statistics(self.student, images, self.params.max_slices):
+            yield self.student
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the student's probabilities (N, L, *spatial)."""
+        with self.deployed(images) as student:
+            return self.probabilities(student, images)
+
+    def passes(self, slices: int) -> float:
+        """Return forward passes, a backward counted as two."""
+        p: AdaContrastParams = self.params
+        batch = p.batch_slices or slices
+        drawn = batch * (p.updates_per_case or -(-slices // batch))
+        seen = slices if p.draw == "ordered" else drawn
+        own_statistics = slices if p.predict_statistics == "volume" else 0
+        return float(p.epochs * seen * 6 + own_statistics + slices)
+
+    # ------------------------------------------------------------ state
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return student and momentum encoder."""
+        return {"student": self.student, "teacher": self.teacher}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return the student's optimiser."""
+        return {"student": self.optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and both memories."""
+        memories = {"features": self.features.copied(), "keys": self.keys.copied()}
+        return super().state_dict() | memories
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.features.restore(state["features"], self.context.device)
+        self.keys.restore(state["keys"], self.context.device)

@@ -1,0 +1,190 @@
+"""CoTTA: continual test-time adaptation (Wang et al., CVPR 2022).
+
+One update, on a batch of slices:
+
+1. the teacher's pseudo-labels (Eq. 2 to 4 of that paper): its prediction on the batch or, where the
+   source model is not confident enough, the mean over augmented views;
+2. the student, by cross-entropy to them (Eq. 1);
+3. the teacher, as the moving average of the student (Eq. 2);
+4. stochastic restoration: each element of each weight of the student goes back to the source's
+   with a small probability (Eq. 7 and 8).
+
+The teacher predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tesla_med.augment import warp
+from tesla_med.augment.static import RandAugment
+from tesla_med.models.base import Network
+from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+from tesla_med.tta.passes import GraphPool, NetworkPass
+
+
+class CoTTAParams(MethodParams):
+    """Parameters of CoTTA; defaults are its authors' where they have them."""
+
+    learning_rate: float = Field(1e-3, ge=0, description="of Adam, for all parameters")
+    teacher_momentum: float = Field(0.999, ge=0, le=1)
+    restore: float = Field(
+        0.01, ge=0, le=1, description="probability that an element of a weight goes back to the source's"
+    )
+    views: int = Field(32, ge=1, description="views of an averaged pseudo-label, the image included")
+    confidence_threshold: float = Field(
+        0.92, ge=0, le=1, description="labels are averaged where the source's mean confidence is below"
+    )
+
+    op_set: str = Field("intensity", description="ops of the views")
+    policy_size: int = Field(2, ge=1, description="ops a view")
+    static_magnitude: float = Field(
+        0.5, ge=0, le=1, description="strength of the ops, distance from the identity as a share of the range"
+    )
+    weak_scale: float = Field(0.8, gt=0, le=1)
+    weak_shift: float = Field(0.1, ge=0, le=1)
+    weak_flip: Flip = Field("first", description="in-plane axis mirrored in half of the views")
+
+    statistics_momentum: float = Field(0.1, gt=0, le=1)
+    predict_statistics: Literal["running", "volume"] = Field(
+        "volume", description="normalise a prediction by running statistics or by the case's own"
+    )
+    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+
+
+@METHODS.register("cotta")
+class CoTTA(TTAMethod):
+    """Student, EMA teacher, averaged labels, stochastic restoration; see the module's docstring."""
+
+    name = "cotta"
+    summary = "EMA teacher, labels averaged over augmented views, weights restored at random"
+    citation = "Wang et al., Continual Test-Time Domain Adaptation, CVPR 2022"
+    protocols = ("N-O", "N-M")
+    Params = CoTTAParams
+
+    def setup(self) -> None:
+        """Keep the source, make the teacher, the views and the optimiser."""
+        p: CoTTAParams = self.params
+        self.student = self.model.requires_grad_(True)
+        self.source = make_teacher(self.student)
+        self.teacher = make_teacher(self.student)
+        generators = self.generator, self.noise_generator
+        self.augmentation = RandAugment(
+            p.op_set, p.policy_size, p.static_magnitude, *generators, self.context.device
+        )
+        fused = self.context.device.type == "cuda" or None
+        self.optimizer = torch.optim.Adam(self.student.parameters(), lr=p.learning_rate, fused=fused)
+        self._make_passes()
+
+    def _make_passes(self) -> None:
+        """Make every kind of pass; only clean ones move running statistics, never the source's."""
+        momentum = self.params.statistics_momentum
+        pool = GraphPool(self.context.cuda_graphs and self.limit is None)
+        self._anchor = NetworkPass(self.source, self.logits, momentum=None, pool=pool)
+        self._clean = NetworkPass(self.teacher, self.logits, momentum=momentum, pool=pool)
+        self._augmented = NetworkPass(self.teacher, self.logits, momentum=None, pool=pool)
+        self._learning = NetworkPass(self.student, self.logits, momentum=momentum, gradient=True, pool=pool)
+
+    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
+        """Also do without graphs, which hold memory, while there is a limit."""
+        changed = (self.limit is None) != (limit is None)
+        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
+        if changed:
+            self._make_passes()
+
+    # ------------------------------------------------------------ adapting
+
+    def adapt(self, images: Tensor) -> Scalars:
+        """Do one update of student and teacher on (N, C, H, W) images in [0, 1]."""
+        images = self.to_device(images)
+        pseudo_labels, confidence = self._pseudo_labels(images)
+        self.optimizer.zero_grad(set_to_none=True)
+        logits, _ = self._learning(images)
+        loss = functional.cross_entropy(logits, pseudo_labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        update_teacher(self.teacher, self.student, self.params.teacher_momentum)
+        self._restore()
+        self.steps += 1
+        return {"loss/consistency": loss.detach(), "source_confidence": confidence}
+
+    @torch.no_grad()
+    def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the teacher's labels (N, L, *spatial), and the source's mean confidence (Eq. 4)."""
+        p: CoTTAParams = self.params
+        confidence = self._anchor(images)[0].softmax(dim=1).amax(dim=1).mean()
+        labels = self._clean(images)[0].softmax(dim=1)
+        if p.views > 1 and bool(confidence < p.confidence_threshold):
+            labels = average_over_views(
+                images,
+                self._label_view,
+                p.views,
+                self.generator,
+                first=labels,
+                scale=p.weak_scale,
+                shift=p.weak_shift,
+                flip=p.weak_flip,
+            )
+        return labels, confidence
+
+    def _label_view(self, images: Tensor) -> Tensor:
+        """Return the teacher's probabilities on augmented ``images``, back in their frame."""
+        view = self.augmentation.apply_draw(images, self.augmentation.draw(tuple(images.shape)))
+        return warp.from_view(self._augmented(view.images)[0].softmax(dim=1), view.theta)
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Put elements of the student's weights back to the source's, each with ``restore`` (Eq. 8)."""
+        if self.params.restore == 0:
+            return
+        for ours, source in zip(self.student.parameters(), self.source.parameters(), strict=True):
+            draw = torch.rand(ours.shape, generator=self.noise_generator, device=ours.device)
+            ours.copy_(torch.where(draw < self.params.restore, source, ours))
+
+    # ------------------------------------------------------------ predicting
+
+    @property
+    def predictor(self) -> Network:
+        """The teacher."""
+        return self.teacher
+
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Give the teacher, with the statistics of ``images`` where predictions use a case's own."""
+        if images is None or self.params.predict_statistics == "running":
+            yield self.teacher
+            return
+        with self.own_statistics(self.teacher, images, self.params.max_slices):
+            yield self.teacher
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the teacher's probabilities (N, L, *spatial), of the images as they are."""
+        with self.deployed(images) as teacher:
+            return self.probabilities(teacher, images)
+
+    def passes(self, slices: int) -> float:
+        """Return forward passes, a backward counted as two, with labels that are averaged."""
+        p: CoTTAParams = self.params
+        batch = p.batch_slices or slices
+        drawn = batch * (p.updates_per_case or -(-slices // batch))
+        seen = slices if p.draw == "ordered" else drawn
+        own_statistics = slices if p.predict_statistics == "volume" else 0
+        return float(p.epochs * seen * (1 + p.views + 3) + own_statistics + slices)
+
+    # ------------------------------------------------------------ state
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return student and teacher; the source never changes."""
+        return {"student": self.student, "teacher": self.teacher}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return the student's optimiser."""
+        return {"student": self.optimizer}

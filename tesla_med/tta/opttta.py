@@ -1,0 +1,203 @@
+"""OptTTA: learned test-time augmentation of a frozen network (Tomar et al., MIDL 2022).
+
+A sub-policy is ``policy_size`` of seven operations. Their magnitudes are learned on random slices of
+a volume: low entropy of the prediction, activations like those the source's normalisation layers
+remember, and a class marginal of high entropy. On the first volume every sub-policy is learned and
+the best ``keep`` by their loss stay; later volumes learn these on from where they are. A prediction
+is the mean over randomly augmented views of the kept sub-policies, warped back.
+
+Written from the paper's description alone; its authors' code has not been used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tesla_med import losses
+from tesla_med.augment import warp
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
+from tesla_med.tta.opttta_views import OPERATIONS, apply_draw, draw_views, norm_distance
+
+
+class OptTTAParams(MethodParams):
+    """Parameters of OptTTA; defaults are its authors'."""
+
+    batch_slices: int | None = Field(
+        16, ge=1, description="slices drawn for a step; null: as many as there are"
+    )
+    draw: Literal["ordered", "replacement"] = "replacement"
+    learning_rate: float = Field(0.01, ge=0, description="of AdamW, for the magnitudes")
+    policy_size: int = Field(5, ge=2, le=len(OPERATIONS), description="operations in a sub-policy")
+    first_steps: int = Field(1000, ge=1, description="for every sub-policy on the first volume")
+    later_steps: int = Field(100, ge=1, description="for every kept sub-policy on a later volume")
+    keep: int = Field(3, ge=1, description="sub-policies kept after the first volume")
+    views: int = Field(128, ge=1, description="views that a prediction averages, of each kept sub-policy")
+    norm_weight: float = Field(0.1, ge=0, description="of the distance to the source's norm statistics")
+    marginal_weight: float = Field(0.1, ge=0, description="of the class-marginal term")
+
+
+class SubPolicies(nn.Module):
+    """All sets of ``size`` operations in order, each with its own magnitudes (raw: before a sigmoid)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.members = tuple(itertools.combinations(OPERATIONS, size))
+        self.raw = nn.Parameter(torch.zeros(len(self.members), len(OPERATIONS)), requires_grad=False)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+@METHODS.register("opttta")
+class OptTTA(TTAMethod):
+    """Search of sub-policies around a frozen network; see the module's docstring."""
+
+    name = "opttta"
+    summary = "frozen network, predictions averaged over learned augmentations"
+    citation = "Tomar et al., OptTTA: Learnable Test-Time Augmentation for Source-Free Adaptation, MIDL 2022"
+    protocols = ("N-O", "N-M")
+    one_network: ClassVar[bool] = False
+    Params = OptTTAParams
+
+    def setup(self) -> None:
+        """Freeze the network, make the sub-policies."""
+        self.model.requires_grad_(False)
+        self.policies = SubPolicies(self.params.policy_size).to(self.context.device)
+        self.kept: tuple[int, ...] = ()
+
+    # ------------------------------------------------------------ adapting
+
+    def batches(self, images: Tensor) -> Iterator[Tensor]:
+        """Yield all slices of a case: every step draws its own, with replacement."""
+        if self.params.draw == "ordered":
+            yield from super().batches(images)
+        else:
+            yield images
+
+    def adapt(self, images: Tensor) -> Scalars:
+        """Learn magnitudes on the (N, C, H, W) slices of one volume; on the first, choose sub-policies."""
+        p: OptTTAParams = self.params
+        candidates = self.kept or tuple(range(len(self.policies)))
+        steps = p.later_steps if self.kept else p.first_steps
+        found = torch.stack([self._learn(index, images, steps) for index in candidates])
+        if not self.kept:
+            order = torch.argsort(found[:, 0], stable=True)[: p.keep].tolist()
+            self.kept = tuple(candidates[index] for index in order)
+            found = found[order]
+        self.steps += steps * len(candidates)
+        total, entropy, distance, marginal = found.mean(dim=0)
+        return {
+            "loss/total": total,
+            "loss/entropy": entropy,
+            "loss/norm_statistics": distance,
+            "loss/class_marginal": marginal,
+        }
+
+    def _learn(self, index: int, images: Tensor, steps: int) -> Tensor:
+        """Learn the magnitudes of one sub-policy and return its losses, the mean over the last tenth.
+
+        Returns:
+            (4,): total, entropy, distance of the norm statistics, class marginal.
+        """
+        p: OptTTAParams = self.params
+        count = len(images)
+        size = self.at_most(count if p.batch_slices is None else p.batch_slices)
+        raw = self.policies.raw[index].detach().clone().requires_grad_(True)
+        optimizer = torch.optim.AdamW([raw], lr=p.learning_rate)
+        last: list[Tensor] = []
+        for step in range(steps):
+            drawn = torch.randint(count, (size,), generator=self.generator).to(images.device)
+            terms = self._objective(index, raw, self.to_device(images[drawn]))
+            optimizer.zero_grad(set_to_none=True)
+            terms[0].backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step >= steps - max(1, steps // 10):
+                last.append(terms.detach())
+        self.policies.raw[index].copy_(raw.detach())
+        return torch.stack(last).mean(dim=0)
+
+    def _objective(self, index: int, raw: Tensor, images: Tensor) -> Tensor:
+        """Return the objective of one batch and its three terms, (4,), with gradient in ``raw`` (7,)."""
+        p: OptTTAParams = self.params
+        draw = draw_views(len(images), self.generator, self.context.device)
+        view = apply_draw(images, self.policies.members[index], raw.sigmoid(), draw)
+        with norm_distance(self.model) as distances:
+            logits = self.logits(self.model, view.images)
+        entropy = -losses.negative_entropy(logits.softmax(dim=1)).mean()
+        distance = torch.stack(distances).sum() if distances else torch.zeros_like(entropy)
+        marginal = losses.class_marginal(logits)
+        total = entropy + p.norm_weight * distance + p.marginal_weight * marginal
+        return torch.stack([total, entropy, distance, marginal])
+
+    # ------------------------------------------------------------ predicting
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Return (N, L, *spatial), the mean over views; before any search, the network's own."""
+        if not self.kept:
+            return self.probabilities(self.model, images)
+        parts = torch.split(images, self.at_most(self.context.predict_batch))
+        return torch.cat([self._mean_over_views(part) for part in parts])
+
+    def _mean_over_views(self, images: Tensor) -> Tensor:
+        """Return the mean over views of a few slices; as many views at once as fit into a batch."""
+        size = self.at_most(self.context.predict_batch)
+        at_once = max(1, size // len(images))
+        several = self.to_device(images)
+        total: Tensor | None = None
+        for index in self.kept:
+            for start in range(0, self.params.views, at_once):
+                count = min(at_once, self.params.views - start)
+                probs = self._view(index, several.repeat(count, 1, 1, 1))
+                probs = probs.view(count, len(images), *probs.shape[1:]).sum(dim=0)
+                total = probs if total is None else total + probs
+        assert total is not None  # noqa: S101 - there is a sub-policy and a view
+        result = warp.normalise(total)
+        return result.cpu() if self.stitch_on_cpu else result.to(images.device)
+
+    def _view(self, index: int, images: Tensor) -> Tensor:
+        """Return probabilities of one view an image, back in its frame."""
+        draw = draw_views(len(images), self.generator, self.context.device)
+        magnitudes = self.policies.raw[index].sigmoid()
+        view = apply_draw(images, self.policies.members[index], magnitudes, draw)
+        return warp.from_view(self.logits(self.model, view.images).softmax(dim=1), view.theta)
+
+    def record(self) -> dict[str, float]:
+        """Return by operation the share of kept sub-policies with it, and its mean magnitude there."""
+        result: dict[str, float] = {}
+        magnitudes = self.policies.raw.sigmoid().cpu()
+        for position, name in enumerate(OPERATIONS):
+            users = [index for index in self.kept if name in self.policies.members[index]]
+            result[f"policy/kept/{name}"] = len(users) / max(len(self.kept), 1)
+            values = [float(magnitudes[index, position]) for index in users]
+            result[f"policy/magnitude/{name}"] = sum(values) / max(len(values), 1)
+        return result
+
+    def passes(self, slices: int) -> float:
+        """Return forward passes, a backward counted as two; the whole search while nothing is chosen."""
+        p: OptTTAParams = self.params
+        learned = p.later_steps * len(self.kept) if self.kept else p.first_steps * len(self.policies)
+        batch = p.batch_slices or slices
+        views = p.views * min(p.keep, len(self.policies))
+        return float(p.epochs * learned * batch * 3 + views * slices)
+
+    # ------------------------------------------------------------ state
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Return the frozen network and the sub-policies."""
+        return {"model": self.model, "policies": self.policies}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and which sub-policies are kept, the best first."""
+        return super().state_dict() | {"kept": self.kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.kept = tuple(state["kept"])
