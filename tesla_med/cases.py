@@ -176,6 +176,17 @@ class _Matcher:
         ]
 
 
+def site_folder(volumes: Path, site: SiteConfig) -> Path:
+    """Return the folder below ``volumes`` that is named after the site, or ``volumes`` itself.
+
+    Raises:
+        DataError: no such folder, or two that are named after it.
+    """
+    if not volumes.is_dir():
+        raise DataError(f"{volumes}: no such folder")
+    return _site_folder(volumes, _names(site))
+
+
 def _names(site: SiteConfig) -> frozenset[str]:
     names = (site.id, site.institution, site.id.partition("-")[2])
     return frozenset(fold(name) for name in names if name)

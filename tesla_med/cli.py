@@ -209,6 +209,13 @@ def adapt(
     from tesla_med.plan import make_plan
 
     screen = Screen(quiet, verbose, as_json)
+    if _is_tiles(site, pipeline, overrides):
+        options: dict[str, Any] = {"weights": weights, "pipeline": pipeline, "method": method}
+        options |= {"out": out, "seed": seed}
+        options |= {"device": device, "overwrite": overwrite, "overrides": tuple(overrides or ())}
+        options |= {"protocol": _choice("--protocol", protocol, ("N-O", "N-M"))}
+        options |= {"reset": _choice("--reset", reset, ("never", "site", "case"))}
+        raise typer.Exit(_adapt_tiles(screen, site, volumes, options, dry_run or resume))
     plan = make_plan(
         site,
         volumes,
@@ -298,6 +305,13 @@ def train(
     shortcuts += [f"train.steps={steps}"] if steps else []
     texts = (*shortcuts, *(overrides or ()))
     config = load_pipeline(pipeline, texts)
+    if config.task == "classification":
+        if resume:
+            raise ConfigError("--resume: a training on tiles is short and starts afresh; use --overwrite")
+        _train_tiles(
+            screen, config, _sites(sites, config.sites, texts), volumes, out, seed, device, overwrite
+        )
+        return
     with screen.progress() as progress:
         result = train_source(
             config,
@@ -638,6 +652,54 @@ def _dry_run(screen: Screen, plan: Any) -> int:
     content |= {"memory_mib": result.memory_mib, "cases": [vars(item) for item in result.cases]}
     screen.result(content)
     return 1 if any(item.problem for item in result.cases) else 0
+
+
+def _is_tiles(site: str, pipeline: str | None, overrides: Sequence[str] | None) -> bool:
+    """Whether site and pipeline are for tiles."""
+    from tesla_med.plan import resolve
+
+    return resolve(site, pipeline, tuple(overrides or ()))[1].task == "classification"
+
+
+def _adapt_tiles(screen: Screen, site: str, volumes: Path, options: dict[str, Any], other: bool) -> int:
+    from tesla_med.tile_runs import adapt_tiles
+
+    if other:
+        raise ConfigError(
+            "--dry-run and --resume are for volumes; a run on tiles starts afresh, with --overwrite"
+        )
+    with screen.progress() as progress:
+        result = adapt_tiles(site, volumes, progress=progress, **options)
+    for name, reason in list(result.failed.items())[:5]:
+        screen.say(f"Not read: {name}: {reason}")
+    if result.accuracy is not None:
+        before, after = percent(result.accuracy_source), percent(result.accuracy)
+        screen.say(f"Right: source {before} %, adapted {after} % of {result.tiles} tiles")
+    table = result.out / "predictions.csv"
+    screen.say(f"{result.tiles} tiles, {len(result.failed)} not read. Predictions: {table}")
+    screen.result(vars(result))
+    return 1 if result.failed else 0
+
+
+def _train_tiles(
+    screen: Screen,
+    config: Any,
+    sites: list[Any],
+    volumes: Path,
+    out: Path,
+    seed: int,
+    device: str,
+    overwrite: bool,
+) -> None:
+    from tesla_med.tile_training import train_tiles
+
+    with screen.progress() as progress:
+        result = train_tiles(
+            config, sites, volumes, out, seed=seed, device=device, overwrite=overwrite, progress=progress
+        )
+    screen.say(f"{percent(result.validation_accuracy)} % of {result.held_out} held-out tiles right.")
+    screen.say(f"Weights: {result.weights}")
+    screen.result(vars(result))
 
 
 def _show_run(screen: Screen, result: Any) -> int:

@@ -124,7 +124,8 @@ class SiteConfig(Section):
     description: str = ""
     scanner: Scanner = Scanner()
     spacing: Literal["header", "nominal", "nominal_if_unit"] = "header"
-    files: Files
+    files: Files = Files(image=("*",))
+    tiles: dict[str, int] = Field({}, description="for tiles: folder of a class -> its value")
     region: Region = Region()
     weights: str | None = Field(None, description="source weights used when --weights is not given")
     terms: str = Field("", description="terms of the data, repeated in every report")
@@ -314,8 +315,8 @@ class PipelineConfig(Section):
 
     @property
     def foreground(self) -> tuple[LabelClass, ...]:
-        """Every class but the background."""
-        return self.classes[1:]
+        """Every class but the background; all of them where whole tiles are classified."""
+        return self.classes if self.task == "classification" else self.classes[1:]
 
     def method_params(self, method: str, protocol: Protocol) -> dict[str, Any]:
         """Return the parameters of ``method``, those of ``protocol`` over the common ones."""

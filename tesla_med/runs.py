@@ -34,6 +34,7 @@ PARTS = (
     "report",
     "tensorboard",
     "checkpoints",
+    "predictions.csv",
 )
 
 

@@ -1,0 +1,64 @@
+"""Small made-up H&E-like tiles of four classes, two scanners, and quickly trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tesla_med.config import SiteConfig
+from tesla_med.configfiles import load_pipeline
+from tesla_med.tile_training import train_tiles
+
+SMALL = (
+    *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=60", "train.batch_size=16"),
+    *("train.validate_every=20", "methods.tesla.batch_slices=8", "methods.tesla.weak_views=2"),
+    *("protocols.N-M.tesla.epochs=1",),
+)
+FOLDERS = {"TUM": 0, "STR": 1, "LYM": 2, "NORM": 3}
+COLOURS = ((150, 60, 140), (230, 150, 180), (90, 60, 150), (210, 170, 200))
+_TRAINED: list[Path] = []
+
+
+def site(**changes) -> SiteConfig:
+    """Return a site of tiles."""
+    content = {
+        "id": "X",
+        "pipeline": "kather",
+        "institution": "Nowhere",
+        "tiles": FOLDERS,
+        "terms": "Generated.",
+    }
+    return SiteConfig(**(content | changes))
+
+
+def make_tiles(folder: Path, count=8, *, seed=0, shift=0.0, size=64) -> list[Path]:
+    """Write ``count`` tiles a class: a colour and a texture each; ``shift`` darkens them like a scanner."""
+    generator = torch.Generator().manual_seed(seed)
+    paths = []
+    for (name, _), colour, period in zip(FOLDERS.items(), COLOURS, (3, 12, 5, 20), strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            grid = torch.arange(size) * (2 * np.pi / period)
+            phase = 6.3 * torch.rand(2, generator=generator)
+            waves = torch.sin(grid[:, None] + phase[0]) * torch.sin(grid[None] + phase[1])
+            noise = torch.randn(size, size, 3, generator=generator)
+            array = torch.tensor(colour) + 25 * waves[..., None] + 8 * noise
+            array = 255 * (array.clamp(0, 255) / 255) ** (1 + shift) * (1 - 0.3 * shift)
+            path = folder / name / f"{index}.png"
+            Image.fromarray(array.round().numpy().astype(np.uint8)).save(path)
+            paths.append(path)
+    return paths
+
+
+def train_weights(folder: Path) -> Path:
+    """Return weights trained once a session."""
+    if not _TRAINED:
+        make_tiles(folder / "source", 12, seed=7)
+        result = train_tiles(
+            load_pipeline("kather", SMALL), [site()], folder / "source", folder / "out", device="cpu"
+        )
+        _TRAINED.append(result.weights)
+    return _TRAINED[0]
