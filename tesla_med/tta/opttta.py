@@ -130,7 +130,7 @@ class OptTTA(TTAMethod):
         with norm_distance(self.model) as distances:
             logits = self.logits(self.model, view.images)
         entropy = -losses.negative_entropy(logits.softmax(dim=1)).mean()
-        distance = torch.stack(distances).sum() if distances else torch.zeros_like(entropy)
+        distance = torch.stack(distances).mean() if distances else torch.zeros_like(entropy)
         marginal = losses.class_marginal(logits)
         total = entropy + p.norm_weight * distance + p.marginal_weight * marginal
         return torch.stack([total, entropy, distance, marginal])

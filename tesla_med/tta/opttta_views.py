@@ -105,9 +105,9 @@ def _flip(flips: Tensor) -> Tensor:
 def norm_distance(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect at every batch norm how far its inputs are from the statistics it remembers.
 
-    A scalar a layer: the squared distance of the channels' means plus that of their variances, over
-    batch and space. The model must be in eval mode, and gradients on (the U-Net folds biases away where
-    they are off, so that its norms' inputs are not what they normalise).
+    A scalar a layer: the squared difference of the means plus that of the variances, over batch and
+    space, averaged over channels. The model must be in eval mode, and gradients on (the U-Net folds
+    biases away where they are off, so that its norms' inputs are not what they normalise).
     """
     distances: list[Tensor] = []
 
@@ -115,8 +115,8 @@ def norm_distance(model: nn.Module) -> Iterator[list[Tensor]]:
         features = inputs[0].float()
         axes = [axis for axis in range(features.dim()) if axis != 1]
         variance, mean = torch.var_mean(features, dim=axes, correction=0)
-        distance = (mean - layer.running_mean).square().sum()
-        distances.append(distance + (variance - layer.running_var).square().sum())
+        distance = (mean - layer.running_mean).square() + (variance - layer.running_var).square()
+        distances.append(distance.mean())
 
     layers = [layer for layer in norm_layers(model) if layer.running_mean is not None]
     handles = [layer.register_forward_pre_hook(keep) for layer in layers]
