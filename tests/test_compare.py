@@ -204,7 +204,11 @@ def test_every_table_can_be_read_and_names_cells(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(table_files()))
 def test_every_table_runs_on_generated_images(name, weights, volumes, tmp_path):
-    table = load_table(name).model_copy(update={"sites": ("D",), "seeds": 1})
+    whole = load_table(name)
+    rows = whole.rows if not name.startswith("sensitivity") else (whole.rows[0], whole.rows[-1])
+    first = rows[0].label
+    baseline = whole.baseline if whole.baseline in {row.label for row in rows} else first
+    table = whole.model_copy(update={"sites": ("E",), "seeds": 1, "rows": rows, "baseline": baseline})
     task = "prostate" if table.pipeline.startswith("prostate") else None
     if task is None or any(protocol.startswith("Y") for protocol in table.protocols):
         pytest.skip("its weights or statistics are made elsewhere")
