@@ -22,7 +22,7 @@ SETTINGS = (
     "model.name=monai",
     "model.params={class_name: UNet, arguments: {channels: [4,8,16], strides: [2,2]}, divisor: 4}",
 )
-ADAPTING = [name for name in METHODS.names() if METHODS.get(name).adapts]
+ADAPTING = [name for name, item in METHODS.items() if item.adapts and item.one_network]
 
 
 @pytest.fixture
