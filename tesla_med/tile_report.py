@@ -24,10 +24,10 @@ def contact_sheet(tiles: TileSet, probs: Any, pipeline: PipelineConfig) -> bytes
     """Return a PNG of the least certain tiles with what they were taken for, most uncertain first."""
     from PIL import Image, ImageDraw
 
-    from tesla_med.tile_runs import normalised_entropy
+    from tesla_med.scoring import normalised_entropy
 
     known = np.flatnonzero(~np.isnan(probs).any(axis=1))
-    entropy = normalised_entropy(probs[known])
+    entropy = normalised_entropy(probs[known].T)
     chosen = known[np.argsort(-entropy, kind="stable")][:SHOWN]
     rows = max(1, -(-len(chosen) // COLUMNS))
     step = THUMBNAIL + GAP

@@ -31,6 +31,7 @@ from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import NOT_A_DEVICE, device_name, resolve
 from tesla_med.runs import RunFolder
+from tesla_med.scoring import normalised_entropy
 from tesla_med.tiles import UNLABELLED, TileBatch, TileSet, find_tiles, stream
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 from tesla_med.types import Progress
@@ -354,14 +355,6 @@ def _finite(scalars: dict[str, Any]) -> bool:
     return all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in scalars.values())
 
 
-def normalised_entropy(probs: Probs) -> npt.NDArray[np.float64]:
-    """Return the entropy of (N, L) probabilities over log L, (N,) in [0, 1]."""
-    values = probs.astype(np.float64)
-    terms = np.where(values > 0, values * np.log(np.maximum(values, 1e-12)), 0.0)
-    entropy: npt.NDArray[np.float64] = -terms.sum(axis=1) / np.log(probs.shape[1])
-    return entropy
-
-
 def write_predictions(
     path: Path, tiles: TileSet, pipeline: PipelineConfig, before: Probs, after: Probs
 ) -> None:
@@ -371,7 +364,7 @@ def write_predictions(
     """
     names = {item.value: item.name for item in pipeline.classes}
     classes = [item.name for item in pipeline.classes]
-    entropy = normalised_entropy(np.nan_to_num(after, nan=1.0 / len(classes)))
+    entropy = normalised_entropy(np.nan_to_num(after, nan=1.0 / len(classes)).T)
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
         writer = csv.writer(handle)
         probabilities = [f"p_{name}" for name in classes]
