@@ -103,24 +103,29 @@ class AdaContrast(TTAMethod):
 
     def adapt(self, images: Tensor) -> Scalars:
         """Do one update of student, momentum encoder and memories on (N, C, H, W) images in [0, 1]."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, scalars = self.objective(self.to_device(images))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        update_teacher(self.teacher, self.student, self.params.teacher_momentum)
+        self.steps += 1
+        return scalars
+
+    def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
+        """Return the loss on (N, C, H, W) images in [0, 1] and its terms; both memories take the batch in."""
         p: AdaContrastParams = self.params
-        weak = self._weak_view(self.to_device(images))
+        weak = self._weak_view(images)
         grid, chosen, pseudo_labels = self._pseudo_labels(weak)
         key_labels = pseudo_labels[:, chosen].flatten()
         keys = self._keys(weak, grid[chosen])
-        self.optimizer.zero_grad(set_to_none=True)
         logits, features = self._look(self.student, self._strong_view(weak), None)
         trained = functional.cross_entropy(rows(logits, grid), pseudo_labels.flatten())
         queries = functional.normalize(rows(features, grid[chosen]), dim=1)
         contrast = info_nce(queries, keys, key_labels, self.keys.columns, p.temperature)
         diversity = losses.class_marginal(logits)
         loss = trained + p.contrast_weight * contrast + p.diversity_weight * diversity
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        update_teacher(self.teacher, self.student, p.teacher_momentum)
         self.keys.push(keys, key_labels)
-        self.steps += 1
-        return {
+        return loss, {
             "loss/self_training": trained.detach(),
             "loss/contrast": contrast.detach(),
             "loss/diversity": diversity.detach(),

@@ -119,7 +119,7 @@ class AugmentedMethod(TTAMethod):
             self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
 
     @torch.no_grad()
-    def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _averaged_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return refined pseudo-labels, and the clean activations for the severity term."""
         p = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
@@ -172,6 +172,16 @@ class AugmentedMethod(TTAMethod):
         targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
         logits, _ = self._distilling(view.images)
         return losses.distillation(logits, targets, self._pixel_weight(targets))
+
+    def _slices_seen(self, slices: int) -> int:
+        """Return how many slices the updates of one pass over a case of ``slices`` see."""
+        batch = self.params.batch_slices or slices
+        drawn: int = batch * (self.params.updates_per_case or -(-slices // batch))
+        return slices if self.params.draw == "ordered" else drawn
+
+    def _policy_passes(self) -> int:
+        """Return what the policy step costs a slice: forward and backward, nothing where it is static."""
+        return 2 if self.params.augment == "learned" else 0
 
     def record(self) -> dict[str, float]:
         """Return the policy's probability and magnitude by op, nothing where it is static."""

@@ -162,6 +162,10 @@ class TeSLA(AugmentedMethod):
         self.steps += 1
         return scalars if policy_loss is None else scalars | {"loss/policy": policy_loss}
 
+    def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return refined pseudo-labels, and the clean activations for the severity term."""
+        return self._averaged_labels(images)
+
     @torch.no_grad()
     def _prior(self, images: Tensor, pseudo_labels: Tensor) -> Tensor | None:
         """Return the class shares that the marginal is drawn to, None for the paper's uniform ones."""
@@ -248,14 +252,13 @@ class TeSLA(AugmentedMethod):
     def passes(self, slices: int) -> float:
         """Return forward passes, a backward counted as two: views, policy, and two on the student."""
         p: TeSLAParams = self.params
-        batch = p.batch_slices or slices
-        drawn = batch * (p.updates_per_case or -(-slices // batch))
-        seen = slices if p.draw == "ordered" else drawn
+        seen = self._slices_seen(slices)
         own_statistics = slices if p.predict_statistics == "volume" else 0
         anchor = p.marginal_target == "source"
-        policy = 2 if p.augment == "learned" else 0
         return (
-            p.epochs * seen * (p.weak_views + policy + 6 + anchor) + own_statistics + slices * p.predict_views
+            p.epochs * seen * (p.weak_views + self._policy_passes() + 6 + anchor)
+            + own_statistics
+            + slices * p.predict_views
         )
 
     # ------------------------------------------------------------ state

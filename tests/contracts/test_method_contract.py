@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,11 @@ def test_parameters_are_frozen_and_refuse_unknown_keys(name, make_tta):
     assert issubclass(kind, MethodParams)
     with pytest.raises(ValidationError):
         kind().epochs = 3
-    with pytest.raises(ConfigError, match=rf"methods\.{name}: unknown key 'no_such_key'.*Known: .*epochs"):
+    with pytest.raises(
+        ConfigError, match=rf"methods\.{re.escape(name)}: unknown key 'no_such_key'.*Known: .*epochs"
+    ):
         make_tta(name, no_such_key=1)
-    with pytest.raises(ConfigError, match=rf"methods\.{name}: key 'epochs': .*got 'many'"):
+    with pytest.raises(ConfigError, match=rf"methods\.{re.escape(name)}: key 'epochs': .*got 'many'"):
         make_tta(name, epochs="many")
 
 
