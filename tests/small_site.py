@@ -26,6 +26,7 @@ FEW = (
     *("protocols.N-O.tesla.batch_slices=3", "protocols.N-O.tesla.updates_per_case=2"),
     *("protocols.N-M.tesla.batch_slices=3", "protocols.N-M.tesla.epochs=2"),
     *("methods.tesla.weak_views=2", "methods.tesla.learning_rate=0.005"),
+    *("methods.opttta.first_steps=1", "methods.opttta.later_steps=1", "methods.opttta.views=2"),
 )
 BARE = ("reports=[table]",)
 SLICES = 4
