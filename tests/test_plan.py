@@ -56,7 +56,7 @@ def test_settings_and_manifest_are_json(volumes, weights):
     settings = json.loads(json.dumps(made.settings()))
     assert settings["seed"] == 4
     assert settings["cases"] == ["Case00", "Case01"]
-    assert settings["pipeline"]["methods"]["tesla"]["op_set"] == "intensity"
+    assert settings["pipeline"]["methods"]["tesla"]["op_set"] == "released_mri"
     manifest = json.loads(json.dumps(made.manifest()))
     assert manifest["method"]["parameters"]["epochs"] == 3
     assert manifest["notice"].startswith("Not a medical device")
