@@ -58,7 +58,7 @@ def test_settings_and_manifest_are_json(volumes, weights):
     assert settings["cases"] == ["Case00", "Case01"]
     assert settings["pipeline"]["methods"]["tesla"]["op_set"] == "released_mri"
     manifest = json.loads(json.dumps(made.manifest()))
-    assert manifest["method"]["parameters"]["epochs"] == 3
+    assert manifest["method"]["parameters"]["epochs"] == 5
     assert manifest["notice"].startswith("Not a medical device")
 
 
