@@ -50,7 +50,9 @@ class TeAA(AugmentedMethod):
         self._clean = NetworkPass(teacher, self.logits, momentum=None, tap=True, pool=pool)
         self._weak = NetworkPass(teacher, self.logits, momentum=None, pool=pool)
         self._attacked = NetworkPass(teacher, self.logits, momentum=None, tap=True, gradient=True, pool=pool)
-        self._distilling = NetworkPass(student, self.logits, momentum=None, gradient=True, pool=pool)
+        # Never a graph: its capture would put running statistics back in place while the method's own
+        # forward through the same network still waits for its backward.
+        self._distilling = NetworkPass(student, self.logits, momentum=None, gradient=True)
 
     def adapt(self, images: Tensor) -> Scalars:
         """Do the method's update on (N, C, H, W) images in [0, 1]; the teacher follows."""
