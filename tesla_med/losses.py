@@ -55,6 +55,21 @@ def cross_entropy(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | 
     return _mean(-(pseudo_labels.detach().float() * log_probs).sum(dim=1), pixel_weight)
 
 
+def entropy(logits: Tensor) -> Tensor:
+    """Return the conditional entropy: mean of -sum_k f_s log f_s over batch and pixels.
+
+    What Tent minimises, and the first term of SHOT's information maximisation.
+
+    Args:
+        logits: (N, L, *spatial).
+
+    Returns:
+        Scalar in [0, log L].
+    """
+    log_probs = functional.log_softmax(logits.float(), dim=1)
+    return -(log_probs.exp() * log_probs).sum(dim=1).mean()
+
+
 def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
     """Return the class-marginal term, the second of Eq. 3: sum_k m_k log m_k, or KL(m || prior).
 

@@ -89,7 +89,19 @@ def op_table() -> str:
     return table(columns, rows)
 
 
+def method_table() -> str:
+    """Return every method with what it does, its protocols and its citation."""
+    from tesla_med.tta import METHODS
+
+    rows = [
+        [f"`{name}`", method.summary, ", ".join(method.protocols), method.citation]
+        for name, method in METHODS.items()
+    ]
+    return table(("method", "what it does", "protocols", "citation"), rows)
+
+
 TABLES = {
+    "methods": ("docs/method/other-methods.md", method_table),
     "recipes": ("docs/method/tesla.md", recipe_table),
     "ops": ("docs/method/augmentation.md", op_table),
 }
