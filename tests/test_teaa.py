@@ -95,7 +95,7 @@ def moved(before, after):
 
 
 def test_there_are_plugged_methods():
-    assert "adacontrast+teaa" in PLUGGED
+    assert PLUGGED == ["adacontrast+teaa", "shot+teaa", "tent+teaa"]
 
 
 @EVERY

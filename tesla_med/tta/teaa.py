@@ -22,6 +22,8 @@ from tesla_med.tta.adacontrast import AdaContrast, AdaContrastParams
 from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta.base import METHODS, Scalars
 from tesla_med.tta.passes import GraphPool, NetworkPass
+from tesla_med.tta.shot import SHOT, SHOTParams
+from tesla_med.tta.tent import Tent, TentParams
 
 PLUGGED = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
 
@@ -107,6 +109,35 @@ class TeAA(AugmentedMethod):
         """Restore exactly what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self.epoch = state["epoch"]
+
+
+class TentTeAAParams(TentParams, AugmentationParams):
+    """Parameters of Tent and of the plug-in."""
+
+
+@METHODS.register("tent+teaa")
+class TentTeAA(TeAA, Tent):
+    """Tent with learned augmentation."""
+
+    name = "tent+teaa"
+    summary = "Tent with learned adversarial augmentation, distilled from a moving average"
+    citation = f"{Tent.citation}; {PLUGGED}"
+    deterministic = False
+    Params = TentTeAAParams
+
+
+class SHOTTeAAParams(SHOTParams, AugmentationParams):
+    """Parameters of SHOT and of the plug-in."""
+
+
+@METHODS.register("shot+teaa")
+class SHOTTeAA(TeAA, SHOT):
+    """SHOT with learned augmentation."""
+
+    name = "shot+teaa"
+    summary = "SHOT with learned adversarial augmentation, distilled from a moving average"
+    citation = f"{SHOT.citation}; {PLUGGED}"
+    Params = SHOTTeAAParams
 
 
 class AdaContrastTeAAParams(AdaContrastParams, AugmentationParams):
