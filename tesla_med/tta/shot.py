@@ -178,6 +178,8 @@ def nearest_prototype(features: Tensor, prototypes: Tensor) -> Tensor:
         features: (N, F, *spatial).
         prototypes: (L, F) of length 1 or 0; those of length 0 are never the nearest.
     """
-    similarity = torch.einsum("nf...,lf->nl...", features, prototypes)
-    absent = ~prototypes.any(dim=1).view(1, -1, *[1] * (features.dim() - 2))
-    return similarity.masked_fill(absent, -torch.inf).argmax(dim=1)
+    count, spatial = len(features), features.shape[2:]
+    flat = features.flatten(2) if spatial else features[..., None]
+    similarity = torch.bmm(prototypes.expand(count, -1, -1), flat)  # einsum would copy the features
+    similarity.masked_fill_(~prototypes.any(dim=1)[:, None], -torch.inf)
+    return similarity.argmax(dim=1).view(count, *spatial)
