@@ -152,3 +152,15 @@ def test_a_run_writes_nifti_on_the_grid_and_no_names(one_thread, tmp_path):
             ), path
     again = small.run(tmp_path / "dicom", weights, out, reports=("reports=[table,html]",), resume=True)
     assert [item.status for item in again.results] == [item.status for item in result.results]
+
+
+def test_files_with_the_mark_and_nothing_else_fail_their_case_by_name(one_thread, tmp_path):
+    weights = small.train_weights(tmp_path / "small")
+    (tmp_path / "dicom" / "p1").mkdir(parents=True)
+    for index in range(3):
+        (tmp_path / f"dicom/p1/{index}.dcm").write_bytes(bytes(128) + b"DICM")
+    write_series(tmp_path / "dicom" / "p2", values((32, 28, 4)))
+    result = small.run(tmp_path / "dicom", weights, tmp_path / "out", method="source")
+    assert [item.status == "failed" for item in result.results] == [True, False]
+    assert "0.dcm: cannot be read as DICOM" in result.results[0].reason
+    assert not list((tmp_path / "out/masks").rglob("p1*"))

@@ -41,12 +41,12 @@ def test_an_empty_folder(adapt, tmp_path):
         assert words in text
 
 
-def test_a_folder_of_dicom_files(adapt, tmp_path):
+def test_a_folder_of_files_that_are_dicom_by_name_only(adapt, tmp_path):
     (tmp_path / "dicom").mkdir()
     for index in range(3):
-        (tmp_path / f"dicom/{index}.dcm").write_bytes(bytes(128) + b"DICM")
+        (tmp_path / f"dicom/{index}.dcm").write_bytes(bytes(132))
     text = adapt("dicom")
-    for words in ("dicom: no image", "3 .dcm, such as 0.dcm", "convert first"):
+    for words in ("dicom: no image", "3 .dcm, such as 0.dcm", "mark of a DICOM file", "convert them"):
         assert words in text
 
 
