@@ -75,6 +75,7 @@ def adapt_site(
     volumes: str | Path,
     *,
     weights: str | Path | None = None,
+    statistics: str | Path | None = None,
     pipeline: str | PipelineConfig | None = None,
     method: str | None = None,
     protocol: Protocol | None = None,
@@ -96,10 +97,11 @@ def adapt_site(
         site: id, ``pipeline/id``, YAML path, or a loaded configuration.
         volumes: folder of images, or one image.
         weights: source weights (.safetensors, .pth); default: the site's.
+        statistics: source feature statistics, for the Y protocols only; default: beside the weights.
         pipeline: name, YAML path or loaded configuration; default: the site's.
         method: default: the pipeline's.
         protocol: N-O (each case adapted to and predicted as it comes) or N-M (several passes over
-            the site, then prediction); default: the pipeline's.
+            the site, then prediction), Y-O or Y-M (the same with source statistics); default: the pipeline's.
         out: output folder; default ``runs/<site>/<method>-<protocol>``.
         seed: of every generator; the same seed gives the same masks on the CPU, bit for bit.
         device: auto, cpu or cuda.
@@ -128,6 +130,7 @@ def adapt_site(
         site,
         volumes,
         weights=weights,
+        statistics=statistics,
         pipeline=pipeline,
         method=method,
         protocol=protocol,

@@ -45,6 +45,12 @@ Weights = Annotated[
     Path | None,
     typer.Option("--weights", help="Source weights, .safetensors or .pth. Default: the site's."),
 ]
+Statistics = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics", help="Source feature statistics, for Y-O and Y-M only. Default: beside the weights."
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random generator.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
@@ -169,10 +175,14 @@ def adapt(
     volumes: Volumes,
     pipeline: Pipeline = None,
     weights: Weights = None,
+    statistics: Statistics = None,
     method: Annotated[str | None, typer.Option(help="See: tesla-med list methods. Default: tesla.")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="N-O: each case as it comes; N-M: several passes over the site. Default: N-O."),
+        typer.Option(
+            help="N-O: each case as it comes; N-M: several passes over the site; Y-O, Y-M: the same with "
+            "source statistics. Default: the pipeline's, or its counterpart that the method has."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Output folder. Default: runs/<site>/<method>-<protocol>.")
@@ -206,23 +216,26 @@ def adapt(
 ) -> None:
     """Adapt a model to one site; write masks on the input grid, figures and reports."""
     from tesla_med.adapt import guard_override, run_plan
+    from tesla_med.config import PROTOCOLS
     from tesla_med.plan import make_plan
 
     screen = Screen(quiet, verbose, as_json)
     if _is_tiles(site, pipeline, overrides):
-        options: dict[str, Any] = {"weights": weights, "pipeline": pipeline, "method": method}
+        options: dict[str, Any] = {"weights": weights, "statistics": statistics}
+        options |= {"pipeline": pipeline, "method": method}
         options |= {"out": out, "seed": seed}
         options |= {"device": device, "overwrite": overwrite, "overrides": tuple(overrides or ())}
-        options |= {"protocol": _choice("--protocol", protocol, ("N-O", "N-M"))}
+        options |= {"protocol": _choice("--protocol", protocol, PROTOCOLS)}
         options |= {"reset": _choice("--reset", reset, ("never", "site", "case"))}
         raise typer.Exit(_adapt_tiles(screen, site, volumes, options, dry_run or resume))
     plan = make_plan(
         site,
         volumes,
         weights=weights,
+        statistics=statistics,
         pipeline=pipeline,
         method=method,
-        protocol=_choice("--protocol", protocol, ("N-O", "N-M")),
+        protocol=_choice("--protocol", protocol, PROTOCOLS),
         out=out,
         seed=seed,
         device=device,
@@ -422,9 +435,7 @@ def compare(
         str | None, typer.Option(help="Row that the others are tested against. Default: source.")
     ] = None,
     weights: Weights = None,
-    statistics: Annotated[
-        Path | None, typer.Option(help="Source feature statistics for Y. Default: beside the weights.")
-    ] = None,
+    statistics: Statistics = None,
     out: Annotated[Path, typer.Option(help="Folder for cells, table and pictures.")] = Path("comparison"),
     device: Device = "auto",
     reset: Annotated[

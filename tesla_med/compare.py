@@ -236,6 +236,7 @@ class _Grid:
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
         site, pipeline, _ = self._configs(cell)
+        given = self._statistics_of(cell)
         content = {
             "site": site.model_dump(mode="json"),
             "pipeline": pipeline.model_dump(mode="json", exclude={"reports", "report", "title", "citation"}),
@@ -244,9 +245,13 @@ class _Grid:
             "method": cell.row.method,
             "reset": self.reset,
             "weights": None if self.weights is None else sha256(Path(self.weights)),
-            "statistics": None if self.statistics is None else sha256(Path(self.statistics)),
+            "statistics": None if given is None else sha256(Path(given)),
             "configuration": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         }
+
+    def _statistics_of(self, cell: Cell) -> str | Path | None:
+        """Return the file of source statistics that was given, for cells that may know of it."""
+        return self.statistics if cell.protocol.startswith("Y") else None
 
     def _is_done(self, cell: Cell) -> bool:
         entry = self.known.get(cell.name)
@@ -260,12 +265,12 @@ class _Grid:
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         self._note(cell, entry)
         folder = self._folder(cell)
-        more = {} if self.statistics is None else {"statistics": self.statistics}
         watch = _Watch(self.device)
         plan = make_plan(
             cell.site,
             self.volumes,
             weights=self.weights,
+            statistics=self._statistics_of(cell),
             pipeline=cell.row.pipeline or self.table.pipeline,
             method=cell.row.method,
             protocol=cell.protocol,
@@ -275,7 +280,6 @@ class _Grid:
             reset=self.reset,
             overrides=(*self._configs(cell)[2], "reports=[table]"),
             save_probs=cell.seed == 0,
-            **more,  # type: ignore[arg-type]
         )
         there = folder.exists()
         result = run_plan(

@@ -19,6 +19,7 @@ from tesla_med.models.base import Network, default_device
 from tesla_med.models.checkpoint import ModelCard, versions
 from tesla_med.models.loading import load_model
 from tesla_med.registry import unknown_name
+from tesla_med.statistics import GivenStatistics, statistics_for
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 from tesla_med.types import Case
 
@@ -44,7 +45,7 @@ class Plan:
         model: the source network.
         card: of the weights, or None.
         method: name.
-        protocol: N-O or N-M.
+        protocol: N-O, N-M, Y-O or Y-M.
         reset: never, site or case.
         seed: of every generator.
         device: where to compute.
@@ -52,6 +53,7 @@ class Plan:
         notes: remarks for the whole run.
         save_probs: also write class probabilities.
         save_uncertainty: also write normalised entropy.
+        statistics: of the source features, for the Y protocols; None under N.
     """
 
     site: SiteConfig
@@ -72,6 +74,7 @@ class Plan:
     notes: tuple[str, ...]
     save_probs: bool = False
     save_uncertainty: bool = False
+    statistics: GivenStatistics | None = None
 
     @cached_property
     def context(self) -> MethodContext:
@@ -83,6 +86,7 @@ class Plan:
             precision=self.pipeline.precision,
             predict_batch=self.pipeline.predict_batch,
             cuda_graphs=self.pipeline.cuda_graphs,
+            statistics=None if self.statistics is None else self.statistics.moments,
         )
 
     def make_method(self, name: str) -> TTAMethod:
@@ -111,6 +115,7 @@ class Plan:
             "seed": self.seed,
             "device": self.device.type,
             "weights_sha256": self.weights_sha256,
+            "statistics_sha256": None if self.statistics is None else self.statistics.sha256,
             "cases": [case.name for case in self.cases],
             "save_probs": self.save_probs,
             "save_uncertainty": self.save_uncertainty,
@@ -127,6 +132,7 @@ class Plan:
             "device": device_name(self.device),
             "weights": self.weights.name,
             "weights_sha256": self.weights_sha256,
+            "statistics": None if self.statistics is None else self.statistics.record(),
             "seed": self.seed,
             "method": {"name": self.method, "citation": method.citation}
             | {"parameters": method.Params.model_validate(params).model_dump(mode="json")},
@@ -142,6 +148,7 @@ def make_plan(
     volumes: str | Path,
     *,
     weights: str | Path | None = None,
+    statistics: str | Path | None = None,
     pipeline: str | PipelineConfig | None = None,
     method: str | None = None,
     protocol: Protocol | None = None,
@@ -163,13 +170,15 @@ def make_plan(
         raise ConfigError(unknown_name("reset", reset, list(RESETS)))
     site_config, pipeline_config = resolve(site, pipeline, overrides, weights)
     chosen = method or pipeline_config.method
-    chosen_protocol = _protocol(chosen, protocol or pipeline_config.protocol)
+    chosen_protocol = choose_protocol(chosen, protocol, pipeline_config.protocol)
     others = other_sites(site_config) if site is not None else []
     found = find_cases(Path(volumes), site_config, others)
     path = _weights_path(weights, site_config)
     loaded = load_model(path, pipeline_config, overrides)
     for text in loaded.warnings:
         log.warning("%s", text)
+    weights_sha256 = sha256(path)
+    known = statistics_for(chosen_protocol, path, weights_sha256, loaded.pipeline, statistics)
     reset_at = reset or loaded.pipeline.reset_for(chosen_protocol)
     default_out = Path("runs") / site_config.id / (default_name or f"{chosen}-{chosen_protocol}")
     return Plan(
@@ -179,7 +188,7 @@ def make_plan(
         skipped=found.skipped,
         folder=found.folder,
         weights=path,
-        weights_sha256=sha256(path),
+        weights_sha256=weights_sha256,
         model=loaded.model,
         card=loaded.card,
         method=chosen,
@@ -191,6 +200,7 @@ def make_plan(
         notes=(*_site_notes(site_config), *loaded.warnings),
         save_probs=save_probs,
         save_uncertainty=save_uncertainty,
+        statistics=known,
     )
 
 
@@ -253,11 +263,25 @@ def other_sites(site: SiteConfig) -> list[SiteConfig]:
     return [load_site(f"{site.pipeline}/{name}") for name in names]
 
 
-def _protocol(method: str, protocol: Protocol) -> Protocol:
+def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> Protocol:
+    """Return the protocol of a run.
+
+    Args:
+        method: name of a method.
+        asked: what the user said; None: the pipeline's, or where the method has only the other of N and Y,
+            that with the same number of passes.
+        default: the pipeline's.
+
+    Raises:
+        ConfigError: the method is not there, or does not have the protocol.
+    """
     known = METHODS.get(method).protocols
-    if protocol not in known:
-        raise ConfigError(f"method {method!r} has no protocol {protocol!r}. Known: {', '.join(known)}.")
-    return protocol
+    wanted = asked or default
+    if asked is None and wanted not in known:
+        wanted = next((item for item in known if item[-1] == default[-1]), wanted)
+    if wanted not in known:
+        raise ConfigError(f"method {method!r} has no protocol {wanted!r}. Known: {', '.join(known)}.")
+    return wanted
 
 
 def _weights_path(weights: str | Path | None, site: SiteConfig) -> Path:

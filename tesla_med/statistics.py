@@ -1,6 +1,6 @@
 """Source feature statistics: what the adapting methods of the Y protocols know of the source.
 
-Features are the input of the network's head, one vector a pixel. Sums are kept in float64.
+Features are the input of the network's head, one vector a pixel, or one a tile. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from tesla_med.config import LabelClass, PipelineConfig, SiteConfig
-from tesla_med.errors import CheckpointError, DataError
+from tesla_med.config import LabelClass, PipelineConfig, Protocol, SiteConfig
+from tesla_med.errors import CheckpointError, ConfigError, DataError
 from tesla_med.files import atomic_path, sha256, write_json
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.training_data import LabelledCase, batches, load_labelled
@@ -60,6 +61,75 @@ class StatisticsCard(Record):
     seed: int
     features: int
     versions: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GivenStatistics:
+    """Source statistics of a run, and where they came from.
+
+    Attributes:
+        moments: the tensors.
+        card: what they were measured on.
+        path: their file.
+        sha256: its hash.
+    """
+
+    moments: SourceStatistics
+    card: StatisticsCard
+    path: Path
+    sha256: str
+
+    def record(self) -> dict[str, Any]:
+        """Return what a reader of the run must know of them."""
+        return {
+            "file": self.path.name,
+            "sha256": self.sha256,
+            "sites": list(self.card.sites),
+            "cases": self.card.cases,
+            "pixels": self.card.pixels,
+        }
+
+
+def statistics_for(
+    protocol: Protocol,
+    weights: Path,
+    weights_sha256: str,
+    pipeline: PipelineConfig,
+    given: str | Path | None = None,
+) -> GivenStatistics | None:
+    """Return the source statistics that a run under ``protocol`` uses, None under N.
+
+    Args:
+        protocol: Y-O and Y-M need statistics, N-O and N-M must not have any.
+        weights: file of the source weights.
+        weights_sha256: its hash.
+        pipeline: names the classes.
+        given: a file; default: :func:`statistics_path` of the weights.
+
+    Raises:
+        ConfigError: a file was given under N.
+        CheckpointError: the file is missing, damaged, or of other weights or classes.
+    """
+    if protocol.startswith("N"):
+        if given is not None:
+            raise ConfigError(
+                f"protocol {protocol} uses nothing of the source but its weights, and source statistics were "
+                f"given ({given}); leave --statistics out, or choose Y-O or Y-M"
+            )
+        return None
+    path = statistics_path(weights) if given is None else Path(given)
+    moments, card = load_statistics(path)
+    if card.weights_sha256 != weights_sha256:
+        raise CheckpointError(
+            f"{path}: measured with other weights (sha256 {card.weights_sha256[:12]}...) than {weights.name} "
+            f"({weights_sha256[:12]}...); measure them for these with 'tesla-med statistics'"
+        )
+    values = tuple(item.value for item in card.classes)
+    if values != tuple(pipeline.values):
+        raise CheckpointError(
+            f"{path}: of classes {values}, and pipeline {pipeline.name!r} has {tuple(pipeline.values)}"
+        )
+    return GivenStatistics(moments, card, path, sha256(path))
 
 
 class _Moments:
@@ -118,7 +188,7 @@ def source_statistics(
 
     Args:
         model: on its device; its mode is put back afterwards.
-        batches: images (N, C, H, W) float32 in the model's range, class indices (N, H, W).
+        batches: images (N, C, H, W) float32 in the model's range, class indices (N, H, W), or (N,) of tiles.
         classes: L.
         pixels_per_slice: at most this many pixels of each slice, drawn without replacement;
             None takes all.
@@ -126,7 +196,7 @@ def source_statistics(
 
     Raises:
         DataError: no batch came.
-        CheckpointError: the head's input is not a map (N, D, h, w).
+        CheckpointError: the head's input is not a map (N, D, h, w), or (N, D) of a tile classifier.
     """
     generator = generator or torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -139,8 +209,11 @@ def source_statistics(
         for images, labels in batches:
             caught.clear()
             model(images.to(device))
-            features = _feature_map(caught)
+            features = _feature_map(caught, labels.dim())
             moments = moments or _Moments(classes, features.shape[1], device)
+            if labels.dim() == 1:
+                moments.add(features.flatten(1), labels.to(device))
+                continue
             for vectors, targets in _pixels(features, labels.to(device), images.shape[-2:]):
                 kept = _subset(len(targets), pixels_per_slice, generator).to(device)
                 moments.add(vectors[kept], targets[kept])
@@ -152,10 +225,14 @@ def source_statistics(
     return moments.result()
 
 
-def _feature_map(caught: list[Tensor]) -> Tensor:
-    if not caught or caught[-1].dim() != 4:
-        shape = tuple(caught[-1].shape) if caught else "nothing"
-        raise CheckpointError(f"the head's input should be (N, D, h, w) features, got {shape}")
+def _feature_map(caught: list[Tensor], label_axes: int) -> Tensor:
+    """Return (N, D, h, w), of tiles with one pixel each."""
+    shape = tuple(caught[-1].shape) if caught else "nothing"
+    if caught and label_axes == 1 and caught[-1].dim() == 2:
+        return caught[-1][:, :, None, None]
+    if not caught or label_axes == 1 or caught[-1].dim() != 4:
+        wanted = "(N, D)" if label_axes == 1 else "(N, D, h, w)"
+        raise CheckpointError(f"the head's input should be {wanted} features, got {shape}")
     return caught[-1]
 
 
@@ -258,22 +335,34 @@ def _shapes(classes: int, features: int) -> dict[str, tuple[int, ...]]:
 def make_statistics_card(
     weights: Path,
     pipeline: PipelineConfig,
-    cases: Sequence[LabelledCase],
+    sites: Sequence[str],
+    cases: int,
+    slices: int,
     statistics: SourceStatistics,
     seed: int,
 ) -> StatisticsCard:
-    """Return the card of statistics measured with the network in the file ``weights``."""
+    """Return the card of statistics measured with the network in the file ``weights``.
+
+    Args:
+        weights: their file.
+        pipeline: of the network.
+        sites: ids of those that the cases are from.
+        cases: how many; of tiles, how many tiles.
+        slices: of all cases; a tile is one.
+        statistics: what was measured.
+        seed: of the draw of pixels.
+    """
     from tesla_med.models.checkpoint import versions
 
     return StatisticsCard(
         weights_sha256=sha256(weights),
         pipeline=pipeline.name,
-        sites=tuple(sorted({case.site for case in cases})),
+        sites=tuple(sorted(set(sites))),
         classes=pipeline.classes,
-        cases=len(cases),
-        slices=sum(len(case.images) for case in cases),
+        cases=cases,
+        slices=slices,
         pixels=int(statistics.class_pixels.sum()),
-        pixels_per_slice=PIXELS_PER_SLICE,
+        pixels_per_slice=PIXELS_PER_SLICE if pipeline.task == "segmentation" else None,
         seed=seed,
         features=len(statistics.mean),
         versions=versions(),
@@ -291,7 +380,7 @@ def compute_statistics(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Path:
-    """Measure and save the source statistics of existing weights on labelled source cases.
+    """Measure and save the source statistics of existing weights on labelled source cases or tiles.
 
     Returns:
         The file written: ``out``, or ``<stem>.statistics.safetensors`` beside the weights.
@@ -299,16 +388,27 @@ def compute_statistics(
     Raises:
         CheckpointError: the weights cannot be read or do not fit.
         ConfigError: the device is not available.
-        DataError: no labelled case.
+        DataError: no labelled case or tile.
         OutputError: the files cannot be written.
     """
     from tesla_med.models.loading import load_model
 
     place = default_device(device)
     loaded = load_model(weights, pipeline)
-    data = load_labelled(loaded.pipeline, sites, volumes, progress)
-    statistics = measure(loaded.model.to(place), data.cases, loaded.pipeline, seed, progress)
+    model = loaded.model.to(place)
+    if loaded.pipeline.task == "classification":
+        from tesla_med.tile_training import load_tiles, tile_statistics
+
+        images, labels = load_tiles(loaded.pipeline, sites, volumes, progress)
+        statistics = tile_statistics(model, images, labels, loaded.pipeline)
+        cases = slices = len(images)
+        names = [site.id for site in sites]
+    else:
+        data = load_labelled(loaded.pipeline, sites, volumes, progress)
+        statistics = measure(model, data.cases, loaded.pipeline, seed, progress)
+        cases, slices = len(data.cases), sum(len(case.images) for case in data.cases)
+        names = [case.site for case in data.cases]
     path = out or statistics_path(weights)
-    card = make_statistics_card(weights, loaded.pipeline, data.cases, statistics, seed)
+    card = make_statistics_card(weights, loaded.pipeline, names, cases, slices, statistics, seed)
     save_statistics(path, statistics, card)
     return path

@@ -29,9 +29,10 @@ from tesla_med.files import atomic_path, output_lock, sha256, write_json
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
-from tesla_med.plan import NOT_A_DEVICE, device_name, resolve
+from tesla_med.plan import NOT_A_DEVICE, choose_protocol, device_name, resolve
 from tesla_med.runs import RunFolder
 from tesla_med.scoring import normalised_entropy
+from tesla_med.statistics import statistics_for
 from tesla_med.tiles import UNLABELLED, TileBatch, TileSet, find_tiles, stream
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 from tesla_med.types import Progress
@@ -68,6 +69,7 @@ def adapt_tiles(
     volumes: str | Path,
     *,
     weights: str | Path | None = None,
+    statistics: str | Path | None = None,
     pipeline: str | PipelineConfig | None = None,
     method: str | None = None,
     protocol: Protocol | None = None,
@@ -88,9 +90,10 @@ def adapt_tiles(
         site: id, ``pipeline/id``, YAML path, or a loaded configuration.
         volumes: folder of tiles, with a sub-folder a class or without labels.
         weights: source weights; default: the site's.
+        statistics: source feature statistics, for the Y protocols only; default: beside the weights.
         pipeline: name, YAML path or loaded configuration, of a classification task.
         method: default: the pipeline's.
-        protocol: N-O or N-M; default: the pipeline's.
+        protocol: N-O, N-M, Y-O or Y-M; default: the pipeline's, or its counterpart that the method has.
         out: output folder; default ``runs/<site>/<method>-<protocol>``.
         seed: of the order and of every generator.
         device: auto, cpu or cuda.
@@ -106,7 +109,9 @@ def adapt_tiles(
         AdaptationError: the method cannot adapt this model.
         OutputError: the output folder cannot be used.
     """
-    run = _TileRun(site, Path(volumes), weights, pipeline, method, protocol, seed, device, reset, overrides)
+    run = _TileRun(
+        site, Path(volumes), weights, statistics, pipeline, method, protocol, seed, device, reset, overrides
+    )
     target = (
         Path(out) if out is not None else Path("runs") / run.site.id / f"{run.method_name}-{run.protocol}"
     )
@@ -126,6 +131,7 @@ class _TileRun:
         site: str | SiteConfig,
         volumes: Path,
         weights: str | Path | None,
+        statistics: str | Path | None,
         pipeline: str | PipelineConfig | None,
         method: str | None,
         protocol: Protocol | None,
@@ -143,12 +149,7 @@ class _TileRun:
         if reset == "case":
             raise ConfigError("--reset case: a tile is no case to restart for; use site or never")
         self.method_name = method or config.method
-        self.protocol: Protocol = protocol or config.protocol
-        known = METHODS.get(self.method_name).protocols
-        if self.protocol not in known:
-            raise ConfigError(
-                f"method {self.method_name!r} has no protocol {self.protocol!r}. Known: {', '.join(known)}."
-            )
+        self.protocol: Protocol = choose_protocol(self.method_name, protocol, config.protocol)
         self.reset: Reset = reset or "site"
         self.tiles = find_tiles(site_folder(volumes, self.site), self.site.tiles)
         given = weights or self.site.weights
@@ -157,6 +158,10 @@ class _TileRun:
         self.weights = Path(given)
         loaded = load_model(self.weights, config, tuple(overrides))
         self.pipeline, self.model, self.card = loaded.pipeline, loaded.model, loaded.card
+        self.weights_sha256 = sha256(self.weights)
+        self.statistics = statistics_for(
+            self.protocol, self.weights, self.weights_sha256, self.pipeline, statistics
+        )
         self.notes = loaded.warnings
         for text in loaded.warnings:
             log.warning("%s", text)
@@ -173,7 +178,8 @@ class _TileRun:
             "reset": self.reset,
             "seed": self.seed,
             "device": self.device.type,
-            "weights_sha256": sha256(self.weights),
+            "weights_sha256": self.weights_sha256,
+            "statistics_sha256": None if self.statistics is None else self.statistics.sha256,
             "tiles": len(self.tiles.paths),
         }
 
@@ -186,6 +192,7 @@ class _TileRun:
             precision=self.pipeline.precision,
             predict_batch=self.pipeline.predict_batch,
             cuda_graphs=self.pipeline.cuda_graphs,
+            statistics=None if self.statistics is None else self.statistics.moments,
         )
         return make_method(name, self.model, self.pipeline.method_params(name, self.protocol), context)
 
@@ -269,7 +276,7 @@ class _TileRun:
             "protocol": self.protocol,
             "seed": self.seed,
             "updates": method.steps,
-            "source_sha256": sha256(self.weights),
+            "source_sha256": self.weights_sha256,
         }
         sites = self.card.training_sites if self.card is not None else ()
         with method.deployed(None) as network:
@@ -296,6 +303,8 @@ class _TileRun:
             "versions": versions(),
             "device": device_name(self.device),
             "weights": self.weights.name,
+            "weights_sha256": self.weights_sha256,
+            "statistics": None if self.statistics is None else self.statistics.record(),
             "seed": self.seed,
             "method": {"name": self.method_name, "citation": METHODS.get(self.method_name).citation},
             "protocol": self.protocol,

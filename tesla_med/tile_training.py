@@ -1,10 +1,10 @@
-"""Train a tile classifier on labelled sites; save the weights of the best validation accuracy."""
+"""Train a tile classifier on labelled sites; save the best weights and their feature statistics."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,13 @@ from tesla_med.errors import ConfigError, DataError, OutputError, TeslaMedError
 from tesla_med.files import output_lock, write_json
 from tesla_med.models.base import Network, build_model, default_device, to_model_range
 from tesla_med.models.checkpoint import make_card, save_checkpoint
+from tesla_med.statistics import (
+    SourceStatistics,
+    make_statistics_card,
+    save_statistics,
+    source_statistics,
+    statistics_path,
+)
 from tesla_med.tiles import UNLABELLED, TileSet, find_tiles, stream
 from tesla_med.types import Progress
 
@@ -31,6 +38,7 @@ class TileTraining:
 
     Attributes:
         weights: file of the best step.
+        statistics: the source feature statistics of those weights, over the tiles trained on.
         validation_accuracy: share of held-out tiles that is right, at that step.
         best_step: that step.
         tiles: tiles trained on.
@@ -38,6 +46,7 @@ class TileTraining:
     """
 
     weights: Path
+    statistics: Path
     validation_accuracy: float
     best_step: int
     tiles: int
@@ -81,12 +90,13 @@ def train_tiles(
     _check_folder(out, overwrite)
     with output_lock(out):
         tell = progress or (lambda *_: None)
-        images, labels = _load(pipeline, sites, volumes, tell)
+        images, labels = load_tiles(pipeline, sites, volumes, tell)
         return _train(pipeline, sites, images, labels, out, seed, place, tell)
 
 
 def _check_folder(out: Path, overwrite: bool) -> None:
-    own = {WEIGHTS, "source.json", RECORD}
+    statistics = statistics_path(out / WEIGHTS)
+    own = {WEIGHTS, "source.json", statistics.name, statistics.with_suffix(".json").name, RECORD}
     found = {item.name for item in out.iterdir() if not item.name.startswith(".")} if out.is_dir() else set()
     if found - own:
         raise OutputError(f"{out}: holds {', '.join(sorted(found - own)[:3])}; choose another --out")
@@ -96,10 +106,15 @@ def _check_folder(out: Path, overwrite: bool) -> None:
         (out / name).unlink()
 
 
-def _load(
-    pipeline: PipelineConfig, sites: Sequence[SiteConfig], volumes: Path, progress: Progress
+def load_tiles(
+    pipeline: PipelineConfig, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return uint8 images (N, 3, H, W) and class indices (N,)."""
+    """Return all labelled tiles of ``sites``: uint8 images (N, 3, H, W) and class indices (N,).
+
+    Raises:
+        DataError: there are none.
+    """
+    progress = progress or (lambda *_: None)
     index = {value: place for place, value in enumerate(pipeline.values)}
     images: list[Tensor] = []
     labels: list[int] = []
@@ -162,8 +177,13 @@ def _train(
     model.load_state_dict(kept)
     card = make_card(pipeline, tuple(site.id for site in sites), {"seed": seed})
     save_checkpoint(out / WEIGHTS, model, card)
-    result = TileTraining(out / WEIGHTS, best, best_step, len(used), len(held))
-    write_json(out / RECORD, {**vars(result), "weights": WEIGHTS, "seed": seed})
+    statistics = tile_statistics(model, images[used], labels[used], pipeline)
+    origin = [site.id for site in sites]
+    about = make_statistics_card(out / WEIGHTS, pipeline, origin, len(used), len(used), statistics, seed)
+    target = statistics_path(out / WEIGHTS)
+    save_statistics(target, statistics, about)
+    result = TileTraining(out / WEIGHTS, target, best, best_step, len(used), len(held))
+    write_json(out / RECORD, {**vars(result), "weights": WEIGHTS, "statistics": target.name, "seed": seed})
     return result
 
 
@@ -179,6 +199,26 @@ def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
         changed = (changed - mean) * (0.85 + 0.3 * draw[2]) + mean + 0.1 * (draw[3] - 0.5)
         varied.append(changed.clamp(0, 1))
     return torch.stack(varied)
+
+
+def tile_statistics(
+    model: Network, images: Tensor, labels: Tensor, pipeline: PipelineConfig
+) -> SourceStatistics:
+    """Return the feature statistics of a classifier over labelled tiles, unaugmented.
+
+    Args:
+        model: on its device.
+        images: (N, 3, H, W) uint8.
+        labels: (N,) class indices.
+        pipeline: the range that the network takes and the number of classes.
+    """
+
+    def batches() -> Iterable[tuple[Tensor, Tensor]]:
+        size = pipeline.predict_batch
+        for part, classes in zip(torch.split(images, size), torch.split(labels, size), strict=True):
+            yield to_model_range(part.float() / 255, pipeline.preprocessing.model_range), classes
+
+    return source_statistics(model, batches(), len(pipeline.classes))
 
 
 @torch.no_grad()

@@ -134,7 +134,9 @@ def _train(
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
-    about = make_statistics_card(out / WEIGHTS, pipeline, training, statistics, seed)
+    slices = sum(len(case.images) for case in training)
+    origin = [case.site for case in training]
+    about = make_statistics_card(out / WEIGHTS, pipeline, origin, len(training), slices, statistics, seed)
     save_statistics(target, statistics, about)
     result = TrainResult(
         weights=out / WEIGHTS,

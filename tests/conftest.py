@@ -66,18 +66,53 @@ def make_network(one_thread, make_images):
 
 
 @pytest.fixture
-def make_tta(make_network):
-    """Make a method on a small U-Net (or the given network); keywords are its parameters."""
+def make_statistics(make_images):
+    """Measure source statistics of a network on smooth images, bright pixels one class, dark ones others."""
+    from tesla_med.statistics import source_statistics
+
+    def make(network, classes, channels=1, size=32):
+        images = make_images(4, size, size, channels, seed=50)
+        labels = (images.mean(dim=1) * classes).long().clamp(0, classes - 1)
+        if network.task == "classification":
+            labels = labels.flatten(1).float().mean(dim=1).round().long()
+        return source_statistics(network, [(2 * images - 1, labels)], classes)
+
+    return make
+
+
+@pytest.fixture
+def make_tta(make_network, make_statistics):
+    """Make a method on a small U-Net (or the given network); keywords are its parameters.
+
+    Methods of the Y protocols get source statistics of the network.
+    """
     import torch
 
-    from tesla_med.tta import MethodContext, make_method
+    from tesla_med.tta import METHODS, MethodContext, make_method
 
-    def make(method_name, network=None, *, seed=0, precision="float32", **params):
-        network = make_network() if network is None else network
-        context = MethodContext(torch.device("cpu"), seed=seed, precision=precision, predict_batch=3)
+    def make(method_name, network=None, *, seed=0, precision="float32", channels=1, **params):
+        network = make_network(channels) if network is None else network
+        knows = any(item.startswith("Y") for item in METHODS.get(method_name).protocols)
+        statistics = None
+        if knows:
+            size, classes = network_sizes(network)
+            statistics = make_statistics(network, classes, size)
+        context = MethodContext(
+            torch.device("cpu"), seed=seed, precision=precision, predict_batch=3, statistics=statistics
+        )
         return make_method(method_name, network, params, context)
 
     return make
+
+
+def network_sizes(network):
+    """Return input channels and classes of a network."""
+    import torch
+
+    first = next(item for item in network.parameters() if item.dim() == 4)
+    with torch.no_grad():
+        probs = network.eval()(torch.zeros(1, first.shape[1], 32, 32))
+    return first.shape[1], probs.shape[1]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,9 @@ from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers, to_model_range
 from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.registry import Registry
+
+if TYPE_CHECKING:
+    from tesla_med.statistics import SourceStatistics
 
 Scalars = dict[str, Tensor | float]
 
@@ -49,6 +52,7 @@ class MethodContext:
         precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
         predict_batch: slices a forward when predicting.
         cuda_graphs: on a CUDA device, capture repeated passes and replay them.
+        statistics: moments of the source features, for methods of the Y protocols; None under N.
     """
 
     device: torch.device
@@ -57,6 +61,7 @@ class MethodContext:
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = 16
     cuda_graphs: bool = True
+    statistics: SourceStatistics | None = None
 
 
 class TTAMethod(ABC):

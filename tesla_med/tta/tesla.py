@@ -16,13 +16,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from tesla_med import losses
+from tesla_med.config import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import blend_running_statistics, running_statistics
@@ -84,7 +85,7 @@ class TeSLA(AugmentedMethod):
     name = "tesla"
     summary = "self-learning with a teacher and learned adversarial augmentation"
     citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
-    protocols = ("N-O", "N-M")
+    protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
     Params = TeSLAParams
 
     def setup(self) -> None:
@@ -134,7 +135,7 @@ class TeSLA(AugmentedMethod):
                 for parameter in layer.parameters():
                     parameter.requires_grad_(False)
         if not any(parameter.requires_grad for parameter in self.student.parameters()):
-            raise AdaptationError("method 'tesla' found 0 parameters to adapt: the model is all head")
+            raise AdaptationError(f"method {self.name!r} found 0 parameters to adapt: the model is all head")
 
     # ------------------------------------------------------------ adapting
 
@@ -192,13 +193,14 @@ class TeSLA(AugmentedMethod):
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
         prior = self._prior(images, pseudo_labels)
-        logits, _ = self._learning(images)
+        logits, added, record = self._clean_terms(images)
         weight = self._pixel_weight(pseudo_labels)
         plain = p.self_learning == "plain"
         term = losses.cross_entropy if plain else losses.flipped_cross_entropy
         self_learned = term(logits, pseudo_labels, weight)
         marginal = losses.class_marginal(logits, prior)
-        (self_learned + p.marginal_weight * marginal).backward()  # type: ignore[no-untyped-call]
+        loss = self_learned + p.marginal_weight * marginal
+        (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
         distilled = torch.zeros((), device=images.device)
         if p.distillation_weight > 0:
             distilled = self._distil(images, pseudo_labels)
@@ -210,7 +212,13 @@ class TeSLA(AugmentedMethod):
             "loss/cross_entropy" if plain else "loss/flipped_cross_entropy": self_learned.detach(),
             "loss/class_marginal": marginal.detach(),
             "loss/distillation": distilled.detach(),
+            **record,
         }
+
+    def _clean_terms(self, images: Tensor) -> tuple[Tensor, Tensor | None, Scalars]:
+        """Return the student's logits on clean images, what is added to its loss there, and its record."""
+        logits, _ = self._learning(images)
+        return logits, None, {}
 
     # ------------------------------------------------------------ predicting
 

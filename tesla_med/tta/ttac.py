@@ -1,0 +1,101 @@
+"""TTAC: test-time anchored clustering (Su et al., NeurIPS 2022).
+
+One update, on a batch of slices: a step down the divergence between Gaussians of the features at the
+head's input and those of the source, for each class (anchored clustering) and over all (global feature
+alignment), on every parameter but the head's, under the statistics of the batch. A pixel belongs to the
+class that the network gives it with a probability above ``confidence``; moments are pooled over the
+batches seen. The filter by agreement between visits of a sample is left out: images come without names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tesla_med.tta.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
+from tesla_med.tta.base import METHODS, Scalars
+from tesla_med.tta.learner import Learner, LearnerParams, all_but_head
+from tesla_med.tta.neighbours import head_features
+
+
+class TTACParams(AlignmentParams, LearnerParams):
+    """Parameters of TTAC."""
+
+    learning_rate: float = Field(1e-4, ge=0)
+    class_weight: float = Field(1.0, ge=0, description="of the mean divergence over classes")
+    global_weight: float = Field(1.0, ge=0, description="of the divergence over all features")
+    confidence: float = Field(
+        0.9, ge=0, le=1, description="a pixel counts for its class above this probability"
+    )
+    class_minimum: int = Field(16, ge=1, description="features below which a class is left out")
+
+
+@METHODS.register("ttac")
+class TTAC(Learner):
+    """Class-wise and global Gaussians of features drawn to the source's; see the module's docstring."""
+
+    name = "ttac"
+    summary = "class-wise and global Gaussians of features aligned with the source's"
+    citation = (
+        "Su et al., Revisiting Realistic Test-Time Training: Sequential Inference and Adaptation by "
+        + ("Anchored Clustering, NeurIPS 2022")
+    )
+    protocols = ("Y-O", "Y-M")
+    Params = TTACParams
+
+    def setup(self) -> None:
+        """Put the source Gaussians in place, the classes' first, that of all features last."""
+        source = require_statistics(self.context, self.model, self.name)
+        device = self.context.device
+        mean = torch.cat([source.class_mean, source.mean[None]])
+        covariance = torch.cat([source.class_covariance, source.covariance[None]])
+        self.anchors = Anchors(mean, covariance, device)
+        self.known = source.class_pixels.to(device) >= self.params.class_minimum
+        self.moments = Moments.empty(len(mean), mean.shape[1], device)
+        super().setup()
+
+    def _adapted(self) -> list[nn.Parameter]:
+        return all_but_head(self.model, self.name)
+
+    @property
+    def _wants_graphs(self) -> bool:
+        return False  # a graph does not hand the features out
+
+    def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
+        """Return the weighted divergences.
+
+        Args:
+            images: (N, C, H, W) float32 in [0, 1] on the device.
+        """
+        p: TTACParams = self.params
+        with head_features(self.model) as found:
+            logits, _ = self._learning(images)
+        features, sampled_logits = sampled(logits, found[-1], p.feature_pixels, self.generator)
+        moments = self.moments.pooled(Moments.of(features, self._membership(sampled_logits)))
+        self.moments = moments.remembered(p.memory)
+        divergence = self.anchors.divergence(moments)
+        counted = (self.known & (moments.weight[:-1].detach() >= p.class_minimum)).float()
+        by_class = (divergence[:-1] * counted).sum() / counted.sum().clamp_min(1.0)
+        loss = p.class_weight * by_class + p.global_weight * divergence[-1]
+        return loss, {"loss/class": by_class.detach(), "loss/global": divergence[-1].detach()}
+
+    def _membership(self, logits: Tensor) -> Tensor:
+        """Return (P, L + 1): the class of each pixel that is certain of it, and ones for all features."""
+        probability, winner = logits.detach().softmax(dim=1).max(dim=1)
+        member = functional.one_hot(winner, logits.shape[1]).float()
+        certain = (probability > self.params.confidence).float()[:, None]
+        return torch.cat([member * certain, torch.ones_like(certain)], dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and the pooled moments."""
+        return super().state_dict() | {"moments": self.moments.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.moments = Moments.from_state(state["moments"], self.context.device)
