@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tesla_med.augment import warp
 
 M = TypeVar("M", bound=nn.Module)
-Flip = Literal["first", "last", "none"]
+Flip = Literal["first", "last", "both", "none"]
 
 
 def make_teacher(student: M) -> M:
@@ -61,14 +61,17 @@ def weak_view_thetas(
         scale: side of the crop as a share of the field.
         shift: largest displacement in grid units of [-1, 1], so 0.1 is 5 % of the field.
         flip: the in-plane axis that is mirrored: the first (H; left-right where slices are oriented
-            RAS), the last (W, what image libraries call horizontal) or none.
+            RAS), the last (W, what image libraries call horizontal), both, each on its own (tiles have
+            no upright), or none.
 
     Returns:
         Thetas (count, 2, 3) on the CPU.
     """
     sign = 1.0 - 2.0 * torch.randint(2, (count,), generator=generator)
-    rows = sign if flip == "first" else torch.ones(count)
+    rows = sign if flip in ("first", "both") else torch.ones(count)
     columns = sign if flip == "last" else torch.ones(count)
+    if flip == "both":
+        columns = 1.0 - 2.0 * torch.randint(2, (count,), generator=generator)
     moves = (2.0 * torch.rand(count, 2, generator=generator) - 1.0) * shift
     theta = torch.zeros(count, 2, 3)
     theta[:, 0, 0] = scale * columns
@@ -116,71 +119,3 @@ def average_over_views(
         theta = theta.to(images.device, non_blocking=True)
         total += warp.from_view(predict(warp.to_view(images, theta)), theta)
     return warp.normalise(total)
-
-
-class NeighbourQueue:
-    """Class-balanced memory of refined features and pseudo-labels, and the mean over neighbours in it.
-
-    One first-in-first-out queue a class, by the most likely class of the pseudo-label when it came in
-    (Q in the paper's soft pseudo-label refinement). For tiles: one feature vector an image.
-
-    Args:
-        classes: L.
-        size: of each class's queue, N_Q.
-        neighbours: n; of all classes together, nearest by cosine similarity. The image itself counts as one.
-    """
-
-    def __init__(self, classes: int, size: int, neighbours: int) -> None:
-        self.size = size
-        self.neighbours = neighbours
-        self._features: list[Tensor] = [torch.empty(0) for _ in range(classes)]
-        self._labels: list[Tensor] = [torch.empty(0) for _ in range(classes)]
-
-    def __len__(self) -> int:
-        return sum(len(item) for item in self._labels)
-
-    @torch.no_grad()
-    def add(self, features: Tensor, pseudo_labels: Tensor) -> None:
-        """Put (N, D) features and (N, L) pseudo-labels in, the oldest of a full class out."""
-        unit = torch.nn.functional.normalize(features.detach().float(), dim=1)
-        labels = pseudo_labels.detach().float()
-        winners = labels.argmax(dim=1)
-        for index in range(len(self._labels)):
-            mine = winners == index
-            if not bool(mine.any()):
-                continue
-            for store, new in ((self._features, unit[mine]), (self._labels, labels[mine])):
-                old = store[index].to(new.device)
-                joined = torch.cat([old, new]) if len(old) else new
-                store[index] = joined[-self.size :].clone()
-
-    @torch.no_grad()
-    def refine(self, features: Tensor, pseudo_labels: Tensor) -> Tensor:
-        """Return the mean pseudo-label of each image's nearest neighbours in the memory, (N, L).
-
-        Args:
-            features: (N, D) refined features.
-            pseudo_labels: (N, L); taken as they are while the memory is empty.
-        """
-        stored = [item for item in self._features if len(item)]
-        if not stored or self.neighbours < 1:
-            return pseudo_labels
-        memory = torch.cat(stored).to(features.device)
-        labels = torch.cat([item for item in self._labels if len(item)]).to(features.device)
-        unit = torch.nn.functional.normalize(features.float(), dim=1)
-        count = min(self.neighbours, len(memory))
-        nearest = (unit @ memory.T).topk(count, dim=1).indices
-        result: Tensor = labels[nearest].mean(dim=1)
-        return result
-
-    def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return copies of the memory."""
-        return {
-            "features": [item.clone() for item in self._features],
-            "labels": [item.clone() for item in self._labels],
-        }
-
-    def load_state_dict(self, state: Mapping[str, list[Tensor]]) -> None:
-        """Restore exactly what :meth:`state_dict` returned."""
-        self._features = [item.clone() for item in state["features"]]
-        self._labels = [item.clone() for item in state["labels"]]

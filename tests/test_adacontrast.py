@@ -93,6 +93,39 @@ def test_memory_is_first_in_first_out():
     assert memory.columns[1].tolist() == [4, 5, 6, 7, 8]
 
 
+def one_hot(*winners, classes=3, rest=0.1):
+    labels = torch.full((len(winners), classes), rest)
+    for row, winner in enumerate(winners):
+        labels[row, winner] = 1 - (classes - 1) * rest
+    return labels
+
+
+def test_balanced_memory_keeps_the_newest_of_each_class():
+    memory = Memory(2, balanced=True)
+    values = torch.arange(7.0)
+    memory.push(values[:, None], one_hot(0, 1, 0, 0, 2, 0, 1))
+    assert memory.columns[0].flatten().tolist() == [1, 3, 4, 5, 6]
+    for step in range(7, 12):
+        memory.push(torch.tensor([[float(step)]]), one_hot(0))
+    keys, probs = memory.columns
+    assert keys.flatten().tolist() == [1, 4, 6, 10, 11]  # class 0 pushed none of the others out
+    assert torch.equal(probs, one_hot(1, 2, 1, 0, 0))
+    memory.push(torch.tensor([[12.0], [13.0], [14.0]]), one_hot(2, 2, 2))
+    assert memory.columns[0].flatten().tolist() == [1, 6, 10, 11, 13, 14]
+
+
+def test_memory_is_restored_by_copy():
+    for balanced in (False, True):
+        memory = Memory(2, balanced=balanced)
+        memory.push(unit(5, 4), one_hot(0, 1, 1, 0, 1))
+        kept = memory.copied()
+        memory.push(unit(3, 4, seed=1), one_hot(1, 0, 2))
+        memory.restore(kept, torch.device("cpu"))
+        assert all(torch.equal(*pair) for pair in zip(memory.columns, kept, strict=True))
+        kept[0].zero_()
+        assert memory.columns[0].abs().sum() > 0
+
+
 def test_rows_are_image_by_image():
     maps = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
     found = rows(maps, torch.tensor([0, 7]))

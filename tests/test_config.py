@@ -406,22 +406,25 @@ def test_wrong_overrides_name_file_key_and_text(folder):
 
 # ------------------------------------------------------------ the paper's table
 
-# Table "hyperparameters_seg": batch size, learning rate, teacher momentum, epochs, weak views, neighbours,
-# queue size, ops in a sub-policy, lambda_1, lambda_2.
+# Tables "hyperparameters_seg" and "hyperparameters_cls": batch size, learning rate, teacher momentum, epochs,
+# weak views, neighbours, queue size, ops in a sub-policy, lambda_1, lambda_2.
 PAPER = {
     ("spinal_cord_paper", "N-O"): (16, 0.0002, 0.996, 1, 5, 1, 1, 3, 1, 1),
     ("spinal_cord_paper", "N-M"): (16, 0.0002, 0.996, 5, 5, 1, 1, 3, 1, 1),
     ("prostate_paper", "N-O"): (16, 0.0002, 0.996, 1, 5, 1, 1, 3, 1, 1),
     ("prostate_paper", "N-M"): (16, 0.0002, 0.996, 3, 5, 1, 1, 3, 1, 1),
+    ("kather_paper", "N-O"): (32, 0.005, 0.9, 1, 5, 8, 32, 2, 1, 1),
+    ("kather_paper", "N-M"): (32, 0.005, 0.96, 70, 5, 8, 256, 2, 1, 1),
 }
+OPTIMIZERS = {"prostate_paper": "adamw", "spinal_cord_paper": "adamw", "kather_paper": "adam"}
 KEYS = (
     "batch_slices",
     "learning_rate",
     "teacher_momentum",
     "epochs",
     "weak_views",
-    None,
-    None,
+    "neighbours",
+    "queue_size",
     "policy_size",
     "severity_weight",
     "distillation_weight",
@@ -438,7 +441,8 @@ def params_of(name, protocol):
 def test_recipes_of_the_paper(name, protocol):
     params = params_of(name, protocol)
     for key, value in zip(KEYS, PAPER[name, protocol], strict=True):
-        assert key is None or getattr(params, key) == value, key
+        assert getattr(params, key) == value, key
+    assert params.optimizer == OPTIMIZERS[name]
     assert params.policy_learning_rate == params.magnitude_learning_rate == 0.1
     assert params.op_set == "generic"
     assert params.policy_sampling == "probability"
@@ -464,10 +468,15 @@ def test_recipes_of_the_release(task):
     assert several.refresh_statistics
 
 
-@pytest.mark.parametrize("recipe", ["paper", "released"])
-@pytest.mark.parametrize("task", ["prostate", "spinal_cord"])
+FIXED = [
+    *((task, recipe) for task in ("prostate", "spinal_cord") for recipe in ("paper", "released")),
+    ("kather", "paper"),
+]
+
+
+@pytest.mark.parametrize(("task", "recipe"), FIXED)
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
-def test_fixed_recipes_take_no_value_from_ours(recipe, task, protocol):
+def test_fixed_recipes_take_no_value_from_ours(task, recipe, protocol):
     ours = load_pipeline(task, roots=[ROOT])
     own = read_yaml(ROOT / "pipelines" / f"{task}_{recipe}.yaml")
     given = set(own["methods"]["tesla"]) | set(own["protocols"][protocol]["tesla"])
@@ -478,22 +487,36 @@ def test_fixed_recipes_take_no_value_from_ours(recipe, task, protocol):
     assert set(own["reset"]) == {"N-O", "N-M", "Y-O", "Y-M"}
 
 
-@pytest.mark.shared
-def test_the_copy_of_the_papers_table(shared):
+def papers_table(shared, label):
+    """Return the text of one table of the paper, and the cells of its lines but the first."""
     source = (shared / "paper" / "tesla_paper.tex").read_text(encoding="utf-8")
-    table = source[: source.index(r"\label{tab:hyperparameters_seg}")]
+    table = source[: source.index(rf"\label{{tab:{label}}}")]
     table = table[table.rindex(r"\begin{table}") :]
-    rows = [line.replace("\\\\", "").split("&")[1:] for line in table.splitlines() if line.count("&") == 6]
-    numbers = [
-        [float(cell) for cell in row] for row in rows if "." in "".join(row) or row[0].strip().isdigit()
-    ]
+    return table, [line.replace("\\\\", "").split("&")[1:] for line in table.splitlines() if "&" in line]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("label", "width", "tasks", "optimizer"),
+    [
+        ("hyperparameters_seg", 6, ("Spinal", "Prostate"), "AdamW"),
+        ("hyperparameters_cls", 10, ("Kather",), "Adam"),
+    ],
+)
+def test_the_copy_of_the_papers_table(label, width, tasks, optimizer, shared):
+    table, every = papers_table(shared, label)
+    rows = [[cell.strip() for cell in row] for row in every if len(row) == width]
+    numbers = [[float(cell) for cell in row] for row in rows if "." in "".join(row) or row[0].isdigit()]
     columns = list(zip(*numbers, strict=True))
     assert len(numbers) == len(KEYS)
-    names = list(PAPER)
-    assert "Spinal" in table
-    assert table.index("Spinal") < table.index("rostate", table.index("Spinal"))
-    for name, column in zip(names, columns[2:], strict=True):
+    places = [table.index(task) for task in ("VisDA", *tasks)]
+    assert places == sorted(places)
+    names = [name for name in PAPER if name[0].startswith(tuple(task.lower() for task in tasks))]
+    assert len(names) == 2 * len(tasks)
+    for name, column in zip(names, columns[-len(names) :], strict=True):
         assert column == PAPER[name], name
+    (named,) = [row for row in rows if "Adam" in row[-1]]
+    assert set(named[-len(names) :]) == {optimizer}
 
 
 def test_a_method_of_the_upper_layer_beats_the_protocols_of_the_lower(tmp_path):

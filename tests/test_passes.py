@@ -37,6 +37,19 @@ def test_a_pass_returns_logits_and_taps(make_images):
     assert not logits.requires_grad
 
 
+@pytest.mark.parametrize("tap", [False, True])
+def test_a_pass_hands_out_what_enters_the_head(tap, make_images):
+    model, images = network(), make_images(3, 32, 32)
+    run = NetworkPass(model, forward, momentum=None, tap=tap, features=True)
+    logits, seen, features = run.with_features(images)
+    assert len(seen) == (len(norm_layers(model)) if tap else 0)
+    assert features.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.allclose(model.head(features), logits, atol=1e-5)
+    assert len(run(images)) == 2
+    assert NetworkPass(model, forward, momentum=None, tap=tap).with_features(images)[2] is None
+
+
 @pytest.mark.parametrize("momentum", [None, 0.1, 1.0])
 def test_a_pass_moves_statistics_by_its_momentum(momentum, make_images):
     model, images = network(), make_images(3, 32, 32)
@@ -97,6 +110,20 @@ def test_a_replay_gives_what_the_kernels_give(gradient, make_images):
         results.append([logits.detach(), *seen, means(model), *grads])
     for one, two in zip(*results, strict=True):
         assert (one - two).norm() < 0.02 * one.norm()  # TF32 and atomic sums round differently
+
+
+@cuda
+def test_features_of_a_replay_outlive_the_next(make_images):
+    images, results = make_images(4, 32, 32).cuda(), []
+    for wanted in (False, True):
+        model, pool = network().cuda(), GraphPool(wanted)
+        run = NetworkPass(model, forward, momentum=None, tap=True, features=True, pool=pool)
+        found = [run.with_features(images * factor)[2] for factor in (1.0, 0.9, 0.8, 0.7)]
+        assert (run._replay is not None) == wanted
+        results.append(found)
+    for one, two in zip(*results, strict=True):
+        assert (one - two).norm() < 0.02 * one.norm()
+    assert not torch.equal(results[1][2], results[1][3])
 
 
 @cuda

@@ -9,7 +9,6 @@ import torch
 
 from tesla_med.augment import warp
 from tesla_med.teacher import (
-    NeighbourQueue,
     average_over_views,
     make_teacher,
     update_teacher,
@@ -102,6 +101,10 @@ def test_weak_views_without_flip_scale_or_shift():
         theta = weak_view_thetas(50, generator(), scale=1.0, shift=0.0, flip=flip)
         assert set(theta[:, axis, axis].tolist()) == {1.0, -1.0}
         assert (theta[:, 1 - axis, 1 - axis] == 1).all()
+    theta = weak_view_thetas(50, generator(), scale=1.0, shift=0.0, flip="both")
+    assert {tuple(pair) for pair in theta.diagonal(dim1=1, dim2=2).tolist()} == {
+        (a, b) for a in (1.0, -1.0) for b in (1.0, -1.0)
+    }
 
 
 def test_weak_views_repeat_with_the_generator():
@@ -192,49 +195,3 @@ def test_the_mean_by_hand(make_images):
 def test_no_gradient(make_images):
     images = make_images(2, 16, 16).requires_grad_()
     assert not average_over_views(images, soft, 3, generator()).requires_grad
-
-
-# ------------------------------------------------------------ neighbours
-
-
-def one_hot(*winners, classes=3, rest=0.1):
-    labels = torch.full((len(winners), classes), rest)
-    for row, winner in enumerate(winners):
-        labels[row, winner] = 1 - (classes - 1) * rest
-    return labels
-
-
-def test_neighbours_by_hand():
-    queue = NeighbourQueue(3, size=4, neighbours=2)
-    labels = one_hot(0, 0, 1)
-    given = torch.tensor([[0.2, 0.3, 0.5]])
-    assert torch.equal(queue.refine(torch.tensor([[1.0, 0.0]]), given), given)
-    queue.add(torch.tensor([[1.0, 0.0], [5.0, 0.5], [0.0, 2.0]]), labels)
-    near = queue.refine(torch.tensor([[9.0, 0.1], [0.1, 1.0]]), one_hot(2, 2))
-    assert torch.allclose(near[0], labels[:2].mean(0))
-    assert torch.allclose(near[1], labels[1:].mean(0))  # cosine: length does not count
-
-
-def test_classes_do_not_push_each_other_out():
-    queue = NeighbourQueue(3, size=2, neighbours=1)
-    queue.add(torch.tensor([[0.0, 1.0]]), one_hot(1))
-    for step in range(5):
-        queue.add(torch.tensor([[1.0, 0.01 * step]]), one_hot(0))
-    assert len(queue) == 3
-    assert queue.refine(torch.tensor([[0.0, 3.0]]), one_hot(0)).argmax().item() == 1
-    oldest = queue.refine(torch.tensor([[1.0, 0.0]]), one_hot(2))
-    assert oldest.argmax().item() == 0
-    assert torch.allclose(queue.state_dict()["features"][0][:, 1], torch.tensor([0.03, 0.04]), atol=1e-4)
-
-
-def test_the_memory_is_restored_exactly():
-    queue = NeighbourQueue(2, size=3, neighbours=2)
-    queue.add(torch.rand(4, 5, generator=torch.Generator().manual_seed(0)), one_hot(0, 1, 1, 0, classes=2))
-    kept = queue.state_dict()
-    probe = torch.rand(2, 5, generator=torch.Generator().manual_seed(1))
-    before = queue.refine(probe, one_hot(0, 1, classes=2))
-    queue.add(torch.rand(6, 5), one_hot(0, 1, 1, 0, 1, 0, classes=2))
-    queue.load_state_dict(kept)
-    assert torch.equal(queue.refine(probe, one_hot(0, 1, classes=2)), before)
-    kept["features"][0].zero_()
-    assert torch.equal(queue.refine(probe, one_hot(0, 1, classes=2)), before)

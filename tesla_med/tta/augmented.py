@@ -38,7 +38,8 @@ class AugmentationParams(Section):
     weak_scale: float = Field(0.8, gt=0, le=1)
     weak_shift: float = Field(0.1, ge=0, le=1)
     weak_flip: Flip = Field(
-        "first", description="in-plane axis mirrored: first is left-right for orientation RAS; release: last"
+        "first",
+        description="in-plane axis mirrored: first is left-right in RAS; release: last; both: for tiles",
     )
 
     augment: Literal["learned", "randaugment", "autoaugment", "none"] = Field(
@@ -118,16 +119,32 @@ class AugmentedMethod(TTAMethod):
         if epoch > 0 and self.params.reset_policy_each_epoch and isinstance(self.policy, AdversarialPolicy):
             self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
 
-    @torch.no_grad()
     def _averaged_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return refined pseudo-labels, and the clean activations for the severity term."""
+        """Return averaged pseudo-labels (Eq. 5), and the clean activations for the severity term."""
+        labels, reference, _ = self._averaged(images)
+        return labels, reference
+
+    @torch.no_grad()
+    def _averaged(self, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return what :meth:`_averaged_labels` does, and the features averaged over the views (Eq. 5).
+
+        Features are (N, F), of tiles only; None where the passes do not hand them out.
+        """
         p = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
         views = p.weak_views_first_epoch if first_epoch else p.weak_views
-        logits, reference = self._clean(images)
+        logits, reference, features = self._clean.with_features(images)
+        seen = [] if features is None else [features]
+
+        def look(view: Tensor) -> Tensor:
+            logits, _, features = self._weak.with_features(view)
+            if features is not None:
+                seen.append(features)
+            return logits.softmax(dim=1)
+
         labels = average_over_views(
             images,
-            lambda view: self._weak(view)[0].softmax(dim=1),
+            look,
             int(views or 1),
             self.generator,
             first=logits.softmax(dim=1),
@@ -135,7 +152,7 @@ class AugmentedMethod(TTAMethod):
             shift=p.weak_shift,
             flip=p.weak_flip,
         )
-        return labels, reference
+        return labels, reference, torch.stack(seen).mean(dim=0) if seen else None
 
     def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor | None:
         """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is.

@@ -1,6 +1,8 @@
-"""Features of pixels and tiles, a memory of them, their neighbours and their contrast: for AdaContrast.
+"""Features of pixels and tiles, a memory of them, their neighbours and their contrast.
 
-Equations and sections are those of Chen et al., Contrastive Test-Time Adaptation, CVPR 2022.
+For AdaContrast (Chen et al., Contrastive Test-Time Adaptation, CVPR 2022; equations and sections of
+:func:`neighbour_mean` and :func:`info_nce` are from there) and for the pseudo-label refinement of TeSLA
+(Tomar et al., CVPR 2023, Eq. 5 and 6). They differ in what the memory forgets.
 """
 
 from __future__ import annotations
@@ -19,21 +21,29 @@ CHUNK = 2048
 
 
 class Memory:
-    """Rows of several tensors, first in, first out.
+    """Rows of several tensors, first in, first out; of all rows together, or of each class alone.
 
     Args:
-        size: rows kept.
+        size: rows kept; where ``balanced``, of each class, N_Q in Eq. 6 of TeSLA.
+        balanced: keep ``size`` rows of each class, which the last column says: (n, L) probabilities, the
+            most likely class counts. A rare class is then never pushed out by frequent ones.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, balanced: bool = False) -> None:
         self.size = size
+        self.balanced = balanced
         self.columns: tuple[Tensor, ...] = ()
 
     def push(self, *columns: Tensor) -> None:
         """Add rows; each column is (n, ...), the oldest rows go where there are too many."""
         before = self.columns or tuple(column[:0] for column in columns)
         pairs = zip(before, columns, strict=True)
-        self.columns = tuple(torch.cat(pair)[-self.size :].detach() for pair in pairs)
+        joined = tuple(torch.cat(pair).detach() for pair in pairs)
+        if self.balanced:
+            kept = newest_of_each(joined[-1].argmax(dim=1), joined[-1].shape[1], self.size)
+            self.columns = tuple(column[kept] for column in joined)
+        else:
+            self.columns = tuple(column[-self.size :] for column in joined)
 
     def copied(self) -> tuple[Tensor, ...]:
         """Return copies of the columns."""
@@ -42,6 +52,19 @@ class Memory:
     def restore(self, columns: tuple[Tensor, ...], device: torch.device) -> None:
         """Take copies of ``columns`` as the content."""
         self.columns = tuple(column.to(device, copy=True) for column in columns)
+
+
+def newest_of_each(labels: Tensor, classes: int, size: int) -> Tensor:
+    """Return which rows (n,) are among the last ``size`` of their class.
+
+    Args:
+        labels: (n,) class of each row, oldest first.
+        classes: L.
+        size: rows a class.
+    """
+    held = functional.one_hot(labels, classes)
+    newer = held.flip(0).cumsum(dim=0).flip(0).gather(1, labels[:, None])[:, 0]  # itself counted
+    return newer <= size
 
 
 @contextmanager

@@ -11,14 +11,15 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from tesla_med.models.base import norm_layers
+from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import batch_statistics, kept_running_statistics
+from tesla_med.tta.neighbours import head_features
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class NetworkPass:
         logits: (network, images) -> float32 logits.
         momentum: share of a batch in running statistics; None leaves them alone.
         tap: return the mean activations at the input of every batch norm too.
+        features: hand out what enters the head too, by :meth:`with_features`.
         gradient: whether results need a gradient, of the images or of the network.
         pool: where graphs are kept; None: never capture.
     """
@@ -96,6 +98,7 @@ class NetworkPass:
         *,
         momentum: float | None,
         tap: bool = False,
+        features: bool = False,
         gradient: bool = False,
         pool: GraphPool | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class NetworkPass:
             weakref.WeakMethod(logits) if inspect.ismethod(logits) else lambda: logits
         )
         self._tap = tap
+        self._features = features
         self._gradient = gradient
         self._pool = pool
         self._channels: list[int] = []
@@ -115,27 +119,35 @@ class NetworkPass:
 
     def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return float32 logits (n, L, H, W) and the (n, C) mean activations of each norm, or none."""
+        logits, means, _ = self.with_features(images)
+        return logits, means
+
+    def with_features(self, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return logits and activations, and the features that entered the head, None if not asked for.
+
+        Features are float32, (n, F) of tiles and (n, F, H, W) of slices.
+        """
         with torch.set_grad_enabled(self._gradient):
             chosen = self._chosen(images)
             logits, *rest = chosen(images)
-        if not rest:
-            return logits, []
-        # Without gradient they outlive other passes, which share the memory of a graph.
-        means = rest[0] if self._gradient else rest[0].clone()
-        return logits, list(torch.split(means, self._channels, dim=1))
+        if not self._gradient:  # they outlive other passes, which share the memory of a graph
+            rest = [item.clone() for item in rest]
+        features = rest.pop() if self._features else None
+        means = list(torch.split(rest[0], self._channels, dim=1)) if rest else []
+        return logits, means, features
 
     def _run(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return logits, then the joined activations where tapped, then the features where wanted."""
         compute = self._logits()
         assert compute is not None  # noqa: S101 - the method that owns this pass is at work
-        with batch_statistics(self.network, momentum=self.momentum):
-            if not self._tap:
-                return (compute(self.network, images),)
-            with activations(self.network) as means:
-                logits = compute(self.network, images)
-            if not means:
-                return (logits,)
-            self._channels = [mean.shape[1] for mean in means]
-            return (logits, torch.cat(means, dim=1))
+        with batch_statistics(self.network, momentum=self.momentum), ExitStack() as stack:
+            means = stack.enter_context(activations(self.network)) if self._tap else []
+            network = cast("Network", self.network)
+            found = stack.enter_context(head_features(network)) if self._features else []
+            logits = compute(self.network, images)
+        self._channels = [mean.shape[1] for mean in means]
+        tapped = (torch.cat(means, dim=1),) if means else ()
+        return (logits, *tapped, *found[-1:])
 
     def _chosen(self, images: Tensor) -> Run:
         if self._pool is None or not self._pool.wanted or not images.is_cuda:

@@ -2,7 +2,8 @@
 
 One update, on a batch of slices:
 
-1. the teacher's pseudo-labels, averaged over weak views (Eq. 5);
+1. the teacher's pseudo-labels, averaged over weak views (Eq. 5), and of tiles, where asked for, over
+   nearest neighbours in a memory of earlier tiles (Eq. 6);
 2. the policy, by one step against the teacher on views drawn from it (Eq. 8 to 13);
 3. the student, on the clean images (flipped cross-entropy and class marginal, Eq. 3) and on
    adversarial views (distillation, Eq. 4);
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tesla_med import losses
 from tesla_med.config import Protocol
@@ -31,6 +33,7 @@ from tesla_med.teacher import average_over_views, make_teacher, update_teacher
 from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta.augmented import severity as severity
 from tesla_med.tta.base import METHODS, MethodParams, Scalars
+from tesla_med.tta.neighbours import Memory, neighbour_mean
 from tesla_med.tta.passes import GraphPool, NetworkPass
 
 SHARES_MOMENTUM = 0.1
@@ -40,8 +43,12 @@ SHARES_MOMENTUM = 0.1
 class TeSLAParams(AugmentationParams, MethodParams):
     """Parameters of TeSLA; defaults are the paper's for MRI where it gives them."""
 
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = Field(2e-4, ge=0)
-    weight_decay: float = Field(5e-4, ge=0)
+    weight_decay: float = Field(
+        5e-4, ge=0, description="decoupled with adamw, added to the gradient with adam and sgd"
+    )
+    sgd_momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     clip_norm: float | None = Field(1.0, gt=0, description="of each parameter's own gradient")
     self_learning: Literal["flipped", "plain"] = Field(
         "flipped", description="cross-entropy to the pseudo-labels: flipped as in Eq. 3, or plain"
@@ -56,6 +63,11 @@ class TeSLAParams(AugmentationParams, MethodParams):
     reliability: float = Field(
         0.0, ge=0, description="a pixel counts (1 - normalised entropy of its pseudo-label) to this power"
     )
+
+    neighbours: int = Field(
+        1, ge=1, description="n: tiles whose pseudo-labels are averaged, the tile itself included; 1: off"
+    )
+    queue_size: int = Field(1, ge=1, description="N_Q: tiles of each class that neighbours come from")
 
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
 
@@ -93,19 +105,37 @@ class TeSLA(AugmentedMethod):
         p: TeSLAParams = self.params
         self.student = self.model
         self._choose_parameters()
+        self._check_neighbours()
+        self.memory = Memory(p.queue_size, balanced=True)  # features and pseudo-labels
         self.teacher = make_teacher(self.student)
         self.policy = self._make_policy()
-        trainable = [item for item in self.student.parameters() if item.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            trainable,
-            lr=p.learning_rate,
-            weight_decay=p.weight_decay,
-            fused=self.context.device.type == "cuda" or None,
-        )
+        self.optimizer = self._make_optimizer()
         self.policy_optimizer = self._make_policy_optimizer()
         self.source = copy.deepcopy(self.student) if p.marginal_target == "source" else None
         self._make_passes()
         self.class_shares: Tensor | None = None
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        p: TeSLAParams = self.params
+        trainable = [item for item in self.student.parameters() if item.requires_grad]
+        fused = self.context.device.type == "cuda" or None
+        rate, decay = p.learning_rate, p.weight_decay
+        if p.optimizer == "sgd":
+            return torch.optim.SGD(trainable, lr=rate, weight_decay=decay, momentum=p.sgd_momentum)
+        kind = torch.optim.Adam if p.optimizer == "adam" else torch.optim.AdamW
+        return kind(trainable, lr=rate, weight_decay=decay, fused=fused)
+
+    @property
+    def _refines(self) -> bool:
+        return bool(self.params.neighbours > 1)
+
+    def _check_neighbours(self) -> None:
+        if self._refines and self.student.task != "classification":
+            raise AdaptationError(
+                f"method 'tesla': neighbours is {self.params.neighbours}, but they are sought among tiles, "
+                "and this model segments pixels; set methods.tesla.neighbours to 1, which is off, as in the "
+                "paper's MRI recipes"
+            )
 
     def _make_passes(self) -> None:
         """Make every kind of pass of an update: who is asked, what it moves, what it returns."""
@@ -113,9 +143,11 @@ class TeSLA(AugmentedMethod):
         augmented = p.statistics_momentum if p.moving_passes == "all" else None
         repeated = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
         pool = GraphPool(self.context.cuda_graphs and self.limit is None)
-        teacher, student = self.teacher, self.student
-        self._clean = NetworkPass(teacher, self.logits, momentum=repeated, tap=True, pool=pool)
-        self._weak = NetworkPass(teacher, self.logits, momentum=augmented, pool=pool)
+        teacher, student, refines = self.teacher, self.student, self._refines
+        self._clean = NetworkPass(
+            teacher, self.logits, momentum=repeated, tap=True, features=refines, pool=pool
+        )
+        self._weak = NetworkPass(teacher, self.logits, momentum=augmented, features=refines, pool=pool)
         self._attacked = NetworkPass(
             teacher, self.logits, momentum=augmented, tap=True, gradient=True, pool=pool
         )
@@ -164,8 +196,24 @@ class TeSLA(AugmentedMethod):
         return scalars if policy_loss is None else scalars | {"loss/policy": policy_loss}
 
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return refined pseudo-labels, and the clean activations for the severity term."""
-        return self._averaged_labels(images)
+        """Return refined pseudo-labels (Eq. 5, 6), and the clean activations for the severity term."""
+        labels, reference, features = self._averaged(images)
+        return labels if features is None else self._refined(features, labels), reference
+
+    @torch.no_grad()
+    def _refined(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean pseudo-label of the nearest neighbours (Eq. 6), (N, L).
+
+        The memory takes the batch in first, so that a tile that stays in it is its own first neighbour.
+
+        Args:
+            features: (N, F) averaged over weak views.
+            labels: (N, L) likewise.
+        """
+        queries = functional.normalize(features, dim=1)
+        self.memory.push(queries, labels)
+        keys, probs = self.memory.columns
+        return neighbour_mean(queries, keys, probs, self.params.neighbours)
 
     @torch.no_grad()
     def _prior(self, images: Tensor, pseudo_labels: Tensor) -> Tensor | None:
@@ -281,9 +329,10 @@ class TeSLA(AugmentedMethod):
         return {"student": self.optimizer} | policy
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the common state, the pass number and the running class shares."""
+        """Return the common state, the pass number, the running class shares and the memory."""
         shares = None if self.class_shares is None else self.class_shares.clone()
-        return super().state_dict() | {"epoch": self.epoch, "class_shares": shares}
+        own = {"epoch": self.epoch, "class_shares": shares, "memory": self.memory.copied()}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore exactly what :meth:`state_dict` returned."""
@@ -291,6 +340,7 @@ class TeSLA(AugmentedMethod):
         self.epoch = state["epoch"]
         shares = state["class_shares"]
         self.class_shares = None if shares is None else shares.clone()
+        self.memory.restore(state["memory"], self.context.device)
 
 
 def with_neighbours(probs: Tensor, share: float) -> Tensor:
