@@ -42,7 +42,7 @@ def draw_for(op, shape, seed=0, dtype=torch.float32):
 def test_exact_gradient_of_an_intensity_op(name, make_images):
     op = OPS.get(name)
     images = (0.2 + 0.2 * make_images(2, 9, 11, 3)).double()  # the clamp to [0, 1] stays out of it
-    images[:, 0] *= 0.9  # some colour
+    images *= torch.tensor([0.9, 0.6, 1.0]).view(1, 3, 1, 1)  # some colour, that of both stains
     draw = draw_for(op, (2, 3, 9, 11), dtype=torch.float64)
     magnitude = torch.tensor([0.3, 0.7], dtype=torch.float64, requires_grad=True)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tesla_med.augment import intensity, warp
+from tesla_med.augment import intensity, stain, warp
 from tesla_med.registry import Registry
 
 Function = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -345,6 +345,25 @@ _register(
     noise=lambda shape: (shape[0], 3),
 )
 
+# ------------------------------------------------------------ intensity, what staining changes
+
+_register(
+    "Haematoxylin",
+    "intensity",
+    "factor of the concentration of haematoxylin, 1 to 2 or 1 to 1/2; grey unchanged",
+    _signed_power(lambda images, factor: stain.scale_stain(images, factor, 0), 1.0),
+    identity=0.0,
+    signed=True,
+)
+_register(
+    "Eosin",
+    "intensity",
+    "factor of the concentration of eosin, 1 to 2 or 1 to 1/2; grey unchanged",
+    _signed_power(lambda images, factor: stain.scale_stain(images, factor, 1), 1.0),
+    identity=0.0,
+    signed=True,
+)
+
 OP_SETS: dict[str, tuple[str, ...]] = {
     "generic": (
         "AutoContrast",
@@ -424,4 +443,5 @@ OP_SETS: dict[str, tuple[str, ...]] = {
         "Spike",
     ),
 }
-"""Ordered op sets by name; sub-policies keep the order. The first three are described in docs/method."""
+OP_SETS["stain"] = (*OP_SETS["generic"], "Haematoxylin", "Eosin")
+"""Ordered op sets by name; sub-policies keep the order. They are described in docs/method."""
