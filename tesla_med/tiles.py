@@ -210,16 +210,31 @@ class TileBatch:
 
 
 def stream(
-    tiles: TileSet, order: Sequence[int], batch: int, size: tuple[int, int], workers: int = 4
+    tiles: TileSet,
+    order: Sequence[int],
+    batch: int,
+    size: tuple[int, int],
+    workers: int = 4,
+    *,
+    normalise: bool = False,
 ) -> Iterator[TileBatch]:
     """Read tiles batch by batch, two batches ahead, each resized to (H, W) with anti-aliasing.
 
     No more than three batches are in memory, however many tiles there are.
+
+    Args:
+        tiles: the set.
+        order: positions in it, in the order of reading.
+        batch: tiles at once.
+        size: (H, W).
+        workers: threads that read, at most 2 are used.
+        normalise: bring stains to those of a reference (:mod:`tesla_med.stain_normalisation`); tiles where
+            that cannot work stay as they are, with a note.
     """
     starts = range(0, len(order), batch)
 
     def load(start: int) -> TileBatch:
-        return _load([int(item) for item in order[start : start + batch]], tiles, size)
+        return _load([int(item) for item in order[start : start + batch]], tiles, size, normalise)
 
     with ThreadPoolExecutor(max(1, min(workers, 2)), thread_name_prefix="tiles") as pool:
         coming = [pool.submit(load, start) for start in starts[:2]]
@@ -230,7 +245,7 @@ def stream(
             yield ready
 
 
-def _load(places: list[int], tiles: TileSet, size: tuple[int, int]) -> TileBatch:
+def _load(places: list[int], tiles: TileSet, size: tuple[int, int], normalise: bool) -> TileBatch:
     images: list[Tensor] = []
     index: list[int] = []
     notes: dict[int, tuple[str, ...]] = {}
@@ -238,6 +253,8 @@ def _load(places: list[int], tiles: TileSet, size: tuple[int, int]) -> TileBatch
     for place in places:
         try:
             picture = read_tile(tiles.paths[place])
+            if normalise:
+                picture = _normalised(picture)
         except DataError as error:
             failed[place] = str(error)
             continue
@@ -247,6 +264,14 @@ def _load(places: list[int], tiles: TileSet, size: tuple[int, int]) -> TileBatch
             notes[place] = picture.notes
     stacked = torch.stack(images) if images else torch.zeros(0, 3, *size)
     return TileBatch(np.array(index, np.int64), stacked, notes, failed)
+
+
+def _normalised(picture: Picture) -> Picture:
+    from tesla_med.stain_normalisation import normalise_stains
+
+    result = normalise_stains(picture.array)
+    notes = () if result.reason is None else (result.reason,)
+    return Picture(result.array, picture.notes + notes)
 
 
 def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:

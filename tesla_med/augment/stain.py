@@ -31,8 +31,13 @@ def separate(images: Tensor) -> Tensor:
         images: (n, 3, H, W) RGB in [0, 1], white as no stain.
     """
     density = -images.clamp_min(DARKEST).log()
-    unmix = torch.linalg.inv(torch.tensor(ABSORPTIONS, dtype=torch.float64)).to(images)
-    return torch.einsum("nchw,cs->nshw", density, unmix)
+    unmix = torch.linalg.inv(torch.tensor(ABSORPTIONS, dtype=torch.float64))
+    return torch.einsum("nchw,cs->nshw", density, _beside(images, unmix))
+
+
+def _beside(images: Tensor, values: Tensor) -> Tensor:
+    """Return values of the CPU on the device and in the type of the images, without waiting for it."""
+    return values.to(device=images.device, dtype=images.dtype, non_blocking=True)
 
 
 def scale_stain(images: Tensor, factor: Tensor, stain: int) -> Tensor:
@@ -52,7 +57,7 @@ def scale_stain(images: Tensor, factor: Tensor, stain: int) -> Tensor:
     if images.shape[1] != 3:
         return images
     held = separate(images)[:, stain : stain + 1].clamp_min(0)
-    absorption = images.new_tensor(ABSORPTIONS[stain]).view(1, 3, 1, 1)
+    absorption = _beside(images, torch.tensor(ABSORPTIONS[stain])).view(1, 3, 1, 1)
     scaled = images * torch.exp((1.0 - factor) * held * absorption)
     return torch.where(coloured(images), scaled, images)
 
