@@ -75,6 +75,27 @@ def recipe_table() -> str:
     return table(columns, rows)
 
 
+def tile_recipe_table() -> str:
+    """Return the parameters of TeSLA for tiles that any recipe sets to other than their defaults."""
+    from tesla_med.configfiles import load_pipeline
+    from tesla_med.tta.tesla import TeSLAParams
+
+    columns, values = ["parameter"], []
+    for name, title in (("kather", "default"), ("kather_paper", "paper")):
+        for protocol in ("N-O", "N-M"):
+            columns.append(f"{title} {protocol}")
+            pipeline = load_pipeline(name, roots=[ROOT])
+            params = TeSLAParams.model_validate(pipeline.method_params("tesla", protocol))
+            values.append(params.model_dump())
+    defaults = TeSLAParams().model_dump()
+    rows = [
+        [f"`{key}`", *(show(column[key]) for column in values)]
+        for key, value in defaults.items()
+        if any(column[key] != value for column in values)
+    ]
+    return table(columns, rows)
+
+
 def op_table() -> str:
     """Return every op with its range, identity, gradient, randomness, start and sets."""
     from tesla_med.augment.ops import OP_SETS, OPS
@@ -103,6 +124,7 @@ def method_table() -> str:
 TABLES = {
     "methods": ("docs/method/other-methods.md", method_table),
     "recipes": ("docs/method/tesla.md", recipe_table),
+    "tile-recipes": ("docs/method/tesla.md", tile_recipe_table),
     "ops": ("docs/method/augmentation.md", op_table),
 }
 
