@@ -98,6 +98,8 @@ class TeSLA(AugmentedMethod):
     summary = "self-learning with a teacher and learned adversarial augmentation"
     citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
+    aligns: ClassVar[bool] = False
+    """Whether the student's features have a loss of their own."""
     Params = TeSLAParams
 
     def setup(self) -> None:
@@ -152,7 +154,12 @@ class TeSLA(AugmentedMethod):
             teacher, self.logits, momentum=augmented, tap=True, gradient=True, pool=pool
         )
         self._learning = NetworkPass(
-            student, self.logits, momentum=p.statistics_momentum, gradient=True, pool=pool
+            student,
+            self.logits,
+            momentum=p.statistics_momentum,
+            features=self.aligns,
+            gradient=True,
+            pool=pool,
         )
         self._distilling = NetworkPass(student, self.logits, momentum=augmented, gradient=True, pool=pool)
         self._anchor = (

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tesla_med.tta.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.neighbours import head_features
-from tesla_med.tta.passes import NetworkPass
 from tesla_med.tta.tesla import TeSLA, TeSLAParams
 from tesla_med.tta.ttac import TTAC
 
@@ -35,6 +33,7 @@ class TeSLAS(TeSLA):
     summary = "TeSLA with the Gaussian of all features aligned with the source's"
     citation = f"{TeSLA.citation}; {TTAC.citation}"
     protocols = ("Y-O", "Y-M")
+    aligns = True
     Params = TeSLASParams
 
     def setup(self) -> None:
@@ -45,19 +44,12 @@ class TeSLAS(TeSLA):
         self.moments = Moments.empty(1, len(source.mean), device)
         super().setup()
 
-    def _make_passes(self) -> None:
-        """Make the passes; the student's on clean images hands its features out, which a graph cannot."""
-        super()._make_passes()
-        self._learning = NetworkPass(
-            self.student, self.logits, momentum=self.params.statistics_momentum, gradient=True
-        )
-
     def _clean_terms(self, images: Tensor) -> tuple[Tensor, Tensor | None, Scalars]:
         """Return the student's logits, the weighted divergence and its record."""
         p: TeSLASParams = self.params
-        with head_features(self.student) as found:
-            logits, _ = self._learning(images)
-        features, _ = sampled(logits, found[-1], p.feature_pixels, self.generator)
+        logits, _, found = self._learning.with_features(images)
+        assert found is not None  # noqa: S101 - the pass was made to hand them out
+        features, _ = sampled(logits, found, p.feature_pixels, self.generator)
         everything = torch.ones(len(features), 1, device=features.device)
         moments = self.moments.pooled(Moments.of(features, everything))
         self.moments = moments.remembered(p.memory)
