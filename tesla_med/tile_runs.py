@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tesla_med import calibration
+from tesla_med.adapt import Carry
 from tesla_med.cases import site_folder
 from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError
@@ -80,6 +81,7 @@ def adapt_tiles(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
+    carry: Carry | None = None,
 ) -> TileResult:
     """Adapt a tile classifier to a site and write its predictions.
 
@@ -97,10 +99,11 @@ def adapt_tiles(
         out: output folder; default ``runs/<site>/<method>-<protocol>``.
         seed: of the order and of every generator.
         device: auto, cpu or cuda.
-        reset: ``site`` or ``never``; tiles are no cases to restart for.
+        reset: ``site`` or ``never``; tiles are no cases to restart for. Default: the pipeline's.
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
         progress: called as the work goes on.
+        carry: the method starts from its state, and leaves its own there.
 
     Raises:
         ConfigError: site, pipeline, method or an override is wrong.
@@ -120,7 +123,7 @@ def adapt_tiles(
     folder.check(run.settings(), resume=False, overwrite=overwrite, inputs=inputs)
     with output_lock(target):
         folder.prepare(run.settings(), resume=False, overwrite=overwrite)
-        return run.execute(folder, progress or (lambda *_: None))
+        return run.execute(folder, progress or (lambda *_: None), carry)
 
 
 class _TileRun:
@@ -146,11 +149,11 @@ class _TileRun:
             raise ConfigError(f"pipeline {config.name!r} is for {config.task}; tiles need a classification")
         if config.preprocessing.size is None:
             raise ConfigError(f"pipeline {config.name!r}: preprocessing.size must say how large tiles are")
-        if reset == "case":
-            raise ConfigError("--reset case: a tile is no case to restart for; use site or never")
         self.method_name = method or config.method
         self.protocol: Protocol = choose_protocol(self.method_name, protocol, config.protocol)
-        self.reset: Reset = reset or "site"
+        self.reset: Reset = reset or config.reset.get(self.protocol, "site")
+        if self.reset == "case":
+            raise ConfigError("--reset case: a tile is no case to restart for; use site or never")
         self.tiles = find_tiles(site_folder(volumes, self.site), self.site.tiles)
         given = weights or self.site.weights
         if given is None:
@@ -196,11 +199,13 @@ class _TileRun:
         )
         return make_method(name, self.model, self.pipeline.method_params(name, self.protocol), context)
 
-    def execute(self, folder: RunFolder, progress: Progress) -> TileResult:
-        """Classify every tile, write everything."""
+    def execute(self, folder: RunFolder, progress: Progress, carry: Carry | None = None) -> TileResult:
+        """Classify every tile, write everything; ``carry`` gives the method a state and takes its own."""
         start = time.perf_counter()
         source = self.make("source")
         method = source if self.method_name == "source" else self.make(self.method_name)
+        if carry is not None and carry.state is not None:
+            method.load_state_dict(carry.state)
         order = torch.randperm(
             len(self.tiles.paths), generator=torch.Generator().manual_seed(self.seed)
         ).tolist()
@@ -224,6 +229,8 @@ class _TileRun:
             raise DataError(f"{self.tiles.folder}: none of its {len(order)} tiles can be read")
         if method.adapts and finite:
             self._save(folder, method)
+        if carry is not None:
+            carry.state = method.state_dict()
         return self._write(folder, before, after, time.perf_counter() - start)
 
     def _batches(self, order: list[int], method: TTAMethod) -> Iterator[TileBatch]:
@@ -266,8 +273,13 @@ class _TileRun:
         return probs if np.isfinite(probs).all() else None
 
     def _adapted(self, method: TTAMethod, images: Tensor) -> bool:
-        epochs = range(method.params.epochs)
-        return all(_finite(method.adapt(method.to_device(images))) for _ in epochs)
+        """Pass over one batch, which is to tiles what a case is to slices; return whether all was finite."""
+        images = method.to_device(images)
+        for epoch in range(method.params.epochs):
+            method.start_epoch(epoch, [images])
+            if not _finite(method.adapt(images)):
+                return False
+        return True
 
     def _save(self, folder: RunFolder, method: TTAMethod) -> None:
         extra = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tesla_med.augment import warp
+from tesla_med.errors import AdaptationError
 from tesla_med.models.base import norm_layers
 from tesla_med.models.torchvision import MobileNetV2, MobileNetV2Params
 from tesla_med.tta.opttta_views import OPERATIONS, Draw, apply_draw, draw_views, norm_distance
@@ -357,14 +358,7 @@ def test_cost(make_opttta):
     assert method.passes(6) == 5 * 3 * 4 * 3 + 3 * 4 * 6
 
 
-def test_tiles(make_opttta):
-    torch.manual_seed(0)
+def test_tiles_are_refused(make_opttta):
     network = MobileNetV2.build(MobileNetV2Params(width=0.25), 3, 4).eval()
-    images = torch.rand(4, 3, 64, 64, generator=generator(1))
-    method = make_opttta(network, first_steps=1)
-    scalars = method.adapt(images)
-    assert all(torch.isfinite(value) for value in scalars.values())
-    for part in (images, images[:1]):
-        probs = method.predict(part)
-        assert probs.shape == (len(part), 4)
-        assert torch.allclose(probs.sum(dim=1), torch.ones(len(part)), atol=1e-5)
+    with pytest.raises(AdaptationError, match=r"'opttta'.*for classification.*use method 'tesla'"):
+        make_opttta(network, first_steps=1)

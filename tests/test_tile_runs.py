@@ -6,7 +6,9 @@ import json
 import numpy as np
 import pytest
 import tile_site
+import torch
 
+from tesla_med.adapt import Carry
 from tesla_med.configfiles import load_pipeline
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.tile_runs import adapt_tiles, tile_figures
@@ -85,6 +87,33 @@ def test_a_run_repeats_and_seeds_differ(tiles, weights, tmp_path):
     assert rows(first.out) != rows(other.out)
 
 
+def test_under_o_a_batch_is_a_case(tiles, weights, tmp_path):
+    """BN takes each batch's own statistics, so a tile's answer does not depend on the batches before."""
+    size = ("methods.bn.batch_slices=8", "reports=[table]")
+    whole = run(tiles, weights, tmp_path / "a", method="bn", overrides=size)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0)).tolist()
+    names = [row["tile"] for row in rows(whole.out)]
+    last = {names[place] for place in order[16:]}
+    for name in last:
+        target = tmp_path / "few" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((tiles / name).read_bytes())
+    alone = run(tmp_path / "few", weights, tmp_path / "b", method="bn", overrides=size)
+    shown = {row["tile"]: float(row["p_tumour"]) for row in rows(whole.out)}
+    assert len(rows(alone.out)) == 8
+    for row in rows(alone.out):
+        assert float(row["p_tumour"]) == pytest.approx(shown[row["tile"]], abs=1e-4)
+
+
+def test_state_goes_on_where_it_is_carried(tiles, weights, tmp_path):
+    carry = Carry()
+    first = run(tiles, weights, tmp_path / "a", reset="never", carry=carry)
+    assert carry.state is not None
+    second = run(tiles, weights, tmp_path / "b", reset="never", carry=carry)
+    afresh = run(tiles, weights, tmp_path / "c", reset="never")
+    assert rows(first.out) == rows(afresh.out) != rows(second.out)
+
+
 def test_labels_do_not_reach_the_method(tiles, weights, tmp_path):
     wrong = {name: (value + 1) % 4 for name, value in tile_site.FOLDERS.items()}
     ours = rows(run(tiles, weights, tmp_path / "a").out)
@@ -125,6 +154,8 @@ def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path):
 def test_what_is_refused(tiles, weights, tmp_path):
     with pytest.raises(ConfigError, match="no case to restart"):
         run(tiles, weights, tmp_path / "a", reset="case")
+    with pytest.raises(ConfigError, match="no case to restart"):
+        run(tiles, weights, tmp_path / "a", overrides=("reset={N-O: case}",))
     with pytest.raises(ConfigError, match="is for segmentation"):
         run(tiles, weights, tmp_path / "a", pipeline="prostate", site=tile_site.site(pipeline="prostate"))
     run(tiles, weights, tmp_path / "b", method="source")

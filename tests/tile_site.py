@@ -53,6 +53,29 @@ def make_tiles(folder: Path, count=8, *, seed=0, shift=0.0, size=64) -> list[Pat
     return paths
 
 
+def make_network(name: str, seed=0):
+    """Return a small classifier of four classes, its running statistics settled on noise."""
+    from tesla_med.models.base import MODELS
+
+    kind = MODELS.get(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = kind.build(kind.Params.model_validate(kind.example), 3, 4)
+    images = make_batch(6, seed=100 + seed)
+    with torch.no_grad():
+        for _ in range(4):
+            network.train()(2 * images - 1)
+    return network.eval()
+
+
+def make_batch(count: int, seed=0, size=32) -> torch.Tensor:
+    """Return tiles (count, 3, size, size) in [0, 1]: smooth colours and some noise."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
+    return (smooth + 0.1 * torch.randn(smooth.shape, generator=generator)).clamp(0, 1)
+
+
 def train_weights(folder: Path) -> Path:
     """Return weights trained once a session."""
     if not _TRAINED:

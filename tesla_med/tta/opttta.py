@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tesla_med import losses
 from tesla_med.augment import warp
+from tesla_med.errors import AdaptationError
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 from tesla_med.tta.opttta_views import OPERATIONS, apply_draw, draw_views, norm_distance
 
@@ -66,7 +67,16 @@ class OptTTA(TTAMethod):
     Params = OptTTAParams
 
     def setup(self) -> None:
-        """Freeze the network, make the sub-policies."""
+        """Freeze the network, make the sub-policies.
+
+        Raises:
+            AdaptationError: a classifier of tiles, which come in no volumes.
+        """
+        if self.model.task != "segmentation":
+            raise AdaptationError(
+                f"method 'opttta' searches augmentations volume by volume, and this model is for "
+                f"{self.model.task}, whose tiles come in no volumes; use method 'tesla'"
+            )
         self.model.requires_grad_(False)
         self.policies = SubPolicies(self.params.policy_size).to(self.context.device)
         self.kept: tuple[int, ...] = ()
