@@ -1,8 +1,8 @@
-"""Compare methods: a grid of rows x protocols x sites x seeds, each cell a run of ``adapt_site``.
+"""Compare methods: a grid of rows x protocols x sites x seeds, each cell a run on volumes or on tiles.
 
 A row is a method with overrides of its own, so that ablations and sensitivities are grids too. Cells are
 kept in folders of their own and are not run twice. Scores come from the cells' own records, which are
-written after their masks are final; calibration is counted here, over one region for all rows.
+written after their masks are final; calibration of volumes is counted here, over one region for all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 from tesla_med import calibration, scoring
 from tesla_med.adapt import Carry, guard_override, run_plan
 from tesla_med.cases import find_cases
-from tesla_med.comparison import COLUMNS, Cost, Key, Summary, summarise
+from tesla_med.compare_tiles import calibration_of, of_tiles, predictions
+from tesla_med.comparison import ACCURACY, DICE, Cost, Key, Summary, summarise
 from tesla_med.config import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, OutputError, TeslaMedError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
@@ -97,13 +98,13 @@ def compare_methods(
 
     Args:
         table: rows, protocols, sites and seeds.
-        volumes: folder of images, as for :func:`tesla_med.adapt_site`.
+        volumes: folder of images, as for :func:`tesla_med.adapt_site`, or of tiles.
         weights: source weights; default: each site's.
         statistics: source feature statistics for the Y protocols; default: beside the weights.
         out: folder.
         device: auto, cpu or cuda.
         reset: as for :func:`tesla_med.adapt_site`; default: the pipeline's for the protocol.
-        guard: judge every volume; off by default, so that methods are compared as they are.
+        guard: judge every volume; off by default, so that methods are compared as they are; not for tiles.
         overrides: ``key=value`` texts over the pipelines of all rows.
         resume: add to what is in ``out``.
         progress: called as the work goes on.
@@ -120,15 +121,17 @@ def cells_of(table: TableConfig) -> list[Cell]:
     """Return the cells of a table: each row under the protocols that its method has.
 
     A method without randomness runs under the first seed only, one that does not adapt under the first
-    protocol only.
+    protocol only. The order of tiles is drawn by the seed, so there every method that adapts is random.
 
     Raises:
-        ConfigError: an unknown method, or nothing to run.
+        ConfigError: an unknown method or pipeline, pipelines of several tasks, or nothing to run.
     """
+    tiles = of_tiles(table)
     found = []
     for row in table.rows:
         method = METHODS.get(row.method)
-        seeds = range(1 if method.deterministic else table.seeds)
+        fixed = not method.adapts if tiles else method.deterministic
+        seeds = range(1 if fixed else table.seeds)
         has = [protocol for protocol in table.protocols if protocol in method.protocols]
         for protocol in has if method.adapts else has[:1]:
             found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
@@ -157,6 +160,9 @@ class _Grid:
         self.weights, self.statistics = weights, statistics
         self.overrides = (*overrides, *guard_override(guard))
         self.cells = cells_of(table)
+        self.tiles = of_tiles(table)
+        if self.tiles and guard:
+            raise ConfigError("--guard judges volumes; leave it out for tiles")
         self.known: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, str] = {}
 
@@ -264,8 +270,36 @@ class _Grid:
         """Run a cell and note what it cost; in a chain it is run from its start."""
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         self._note(cell, entry)
-        folder = self._folder(cell)
         watch = _Watch(self.device)
+        count = self._adapt_tiles(cell, carry) if self.tiles else self._adapt(cell, carry)
+        self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
+
+    def _adapt_tiles(self, cell: Cell, carry: Carry | None) -> int:
+        """Run a cell on tiles and return how many were classified."""
+        from tesla_med.tile_runs import adapt_tiles
+
+        folder = self._folder(cell)
+        result = adapt_tiles(
+            cell.site,
+            self.volumes,
+            weights=self.weights,
+            statistics=self._statistics_of(cell),
+            pipeline=cell.row.pipeline or self.table.pipeline,
+            method=cell.row.method,
+            protocol=cell.protocol,
+            out=folder,
+            seed=cell.seed,
+            device=self.device,
+            reset=self.reset,
+            overwrite=folder.exists(),
+            overrides=(*self._configs(cell)[2], "reports=[table]"),
+            carry=carry,
+        )
+        return result.tiles
+
+    def _adapt(self, cell: Cell, carry: Carry | None) -> int:
+        """Run a cell on volumes and return how many slices they have."""
+        folder = self._folder(cell)
         plan = make_plan(
             cell.site,
             self.volumes,
@@ -285,8 +319,7 @@ class _Grid:
         result = run_plan(
             plan, resume=there and carry is None, overwrite=there and carry is not None, carry=carry
         )
-        slices = sum(item.slices for item in result.results)
-        self._note(cell, entry | {"complete": True, "slices": slices} | watch.read())
+        return sum(item.slices for item in result.results)
 
     def _note(self, cell: Cell, entry: Mapping[str, Any]) -> None:
         self.known[cell.name] = dict(entry)
@@ -295,7 +328,9 @@ class _Grid:
     # ------------------------------------------------------------ table
 
     def _write(self, progress: Progress) -> tuple[list[Path], Summary]:
-        rows = [row for cell in self.cells for row in self._rows(cell)]
+        metric = ACCURACY if self.tiles else DICE
+        rows_of = self._tile_rows if self.tiles else self._rows
+        rows = [row for cell in self.cells for row in rows_of(cell)]
         progress("tables", 0, 1)
         summary = summarise(
             rows,
@@ -303,14 +338,15 @@ class _Grid:
             order=list(dict.fromkeys(cell.key for cell in self.cells)),
             baseline=self.table.baseline,
             costs=self._costs(),
-            calibration=self._calibration(),
+            calibration=self._tile_calibration() if self.tiles else self._calibration(),
+            metric=metric,
         )
         path = self.out / "comparison.csv"
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, COLUMNS)
+            writer = csv.DictWriter(stream, metric.columns)
             writer.writeheader()
             writer.writerows(
-                {name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows
+                {name: "" if row[name] is None else row[name] for name in metric.columns} for row in rows
             )
         from tesla_med.comparison_report import write_report
 
@@ -321,6 +357,8 @@ class _Grid:
 
     def _figures(self) -> dict[str, bytes]:
         """Return the pictures beyond those of the table, by file name."""
+        if not self.table.figures:
+            return {}
         from tesla_med import comparison_figures as figures
 
         pictures: dict[str, bytes] = {}
@@ -332,7 +370,7 @@ class _Grid:
             site = self._configs(cells[0])[0] if cells else None
             cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
             cases = [case for case in cases if case.labelled]
-            if not self.table.figures or not cases:
+            if not cases:
                 continue
             folders = {cell.row.label: RunFolder(self._folder(cell)) for cell in cells}
             masked = {label: item for label, item in folders.items() if item.mask(cases[0].name).is_file()}
@@ -395,6 +433,29 @@ class _Grid:
             for score in result.scores:
                 figures = {name: getattr(score, name) for name in list(blank)[2:]}
                 yield {**common, "label": score.label, "class": score.name, **figures}
+
+    def _tile_rows(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        if not self._is_done(cell):
+            return
+        common = {
+            "site": cell.site,
+            "row": cell.row.label,
+            "method": cell.row.method,
+            "protocol": cell.protocol,
+            "seed": cell.seed,
+        }
+        for row in predictions(self._folder(cell) / "predictions.csv"):
+            yield common | row
+
+    def _tile_calibration(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
+        """Return the calibration of the first seed over all labelled tiles."""
+        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        for cell in self.cells:
+            if cell.seed == 0 and self._is_done(cell):
+                figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
+                if figures is not None:
+                    found[cell.row.label, str(cell.protocol), cell.site] = figures
+        return found
 
     def _costs(self) -> dict[Key, Cost]:
         found: dict[Key, Cost] = {}

@@ -1,15 +1,16 @@
 """Figures of a comparison: tidy rows in, means, intervals and paired tests out. Pure functions.
 
-A *case value* is the mean Dice over a case's foreground classes, in [0, 1], both-empty classes left out. A
-site's figure is the mean over its cases, ``average`` the mean over sites; the standard deviation is over
-seeds. Tests pair the cases of a row with those of the baseline, each the mean over its seeds.
+A *case value* of volumes is the mean Dice over a case's foreground classes, in [0, 1], both-empty classes
+left out; of tiles it is 1 where the tile's class is right, else 0. A site's figure is the mean over its
+cases, for tiles the accuracy; ``average`` is the mean over sites; the standard deviation is over seeds.
+Tests pair the cases of a row with those of the baseline, each the mean over its seeds.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,40 @@ COLUMNS = (
     *("site", "case", "row", "method", "protocol", "seed", "label", "class", "dice", "dice_source"),
     *("hd95_mm", "assd_mm", "status", "used", "seconds", "slices"),
 )
+TILE_COLUMNS = (
+    *("site", "case", "row", "method", "protocol", "seed", "label", "prediction", "source_prediction"),
+    *("right", "right_source", "status"),
+)
+BCA_LIMIT = 5000
+"""Cases up to which an interval is corrected for bias and skew, at a cost that grows with their square."""
 Doubles = npt.NDArray[np.float64]
 Key = tuple[str, str]
 """Row and protocol."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a table is about. Values are in [0, 1], and higher is better.
+
+    Attributes:
+        name: of the value of a case, as in ``comparison.json``.
+        column: of the tidy rows, that holds it.
+        columns: of the tidy rows.
+        case: what a case is called.
+        piece: what time is given for.
+        as_error: whether tables show 100 % less the value.
+    """
+
+    name: str
+    column: str
+    columns: tuple[str, ...]
+    case: str
+    piece: str
+    as_error: bool = False
+
+
+DICE = Metric("dice", "dice", COLUMNS, "case", "slice")
+ACCURACY = Metric("accuracy", "right", TILE_COLUMNS, "tile", "tile", as_error=True)
 
 
 @dataclass(frozen=True)
@@ -45,12 +77,13 @@ class Paired:
 
     Attributes:
         cases: pairs.
-        difference: mean, in Dice.
+        difference: mean, in Dice or accuracy.
         low: lower end of its 95 % bootstrap interval, None with fewer than two pairs.
         high: the upper end.
-        p: of Wilcoxon's signed-rank test, two-sided, None without two pairs that differ.
+        p: two-sided; of Dice, of Wilcoxon's signed-rank test, None without two pairs that differ; of
+            tiles, of McNemar's exact test, None without a pair that differs.
         p_holm: corrected over the rows of the table.
-        harmed: cases more than a point (0.01) below the baseline.
+        harmed: cases more than a point (0.01) below the baseline; tiles that are right less often.
         worst: smallest difference.
     """
 
@@ -66,7 +99,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a row took: seconds a slice of the cells, and the highest memory of one of them."""
+    """What a row took: seconds a slice or tile of the cells, and the highest memory of one of them."""
 
     seconds_per_slice: float | None
     peak_memory_mib: float | None
@@ -85,6 +118,7 @@ class Summary:
         baseline: name of the row that others are compared with.
         calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name.
         failed: number of cases without a mask by (row, protocol).
+        metric: what the figures are.
     """
 
     sites: tuple[str, ...]
@@ -95,15 +129,18 @@ class Summary:
     baseline: str
     calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] = field(default_factory=dict)
     failed: Mapping[Key, int] = field(default_factory=dict)
+    metric: Metric = DICE
 
 
-def case_values(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str, int], float]:
+def case_values(
+    rows: Iterable[Mapping[str, Any]], metric: Metric = DICE
+) -> dict[tuple[str, str, str, str, int], float]:
     """Return (row, protocol, site, case, seed) -> case value, from tidy rows of one class each."""
     found: dict[tuple[str, str, str, str, int], list[float]] = {}
     for row in rows:
-        if row["dice"] is not None:
+        if row[metric.column] is not None:
             key = (row["row"], row["protocol"], row["site"], row["case"], row["seed"])
-            found.setdefault(key, []).append(row["dice"])
+            found.setdefault(key, []).append(row[metric.column])
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 
@@ -115,18 +152,20 @@ def summarise(
     baseline: str,
     costs: Mapping[Key, Cost] | None = None,
     calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] | None = None,
+    metric: Metric = DICE,
 ) -> Summary:
     """Return the table of tidy rows.
 
     Args:
-        rows: one a case and class, with the keys of ``COLUMNS``.
+        rows: one a case and class, or a tile, with the keys of the metric's ``columns``.
         sites: columns.
         order: (row, protocol) pairs in the order of the table.
         baseline: row that others are compared with, under the same protocol if it has it, else any.
         costs: of each row.
         calibration: of each row and site.
+        metric: what a case's value is.
     """
-    values = case_values(rows)
+    values = case_values(rows, metric)
     figures: dict[tuple[str, str, str], Figure] = {}
     for name, protocol in order:
         mine = {key[2:]: value for key, value in values.items() if key[:2] == (name, protocol)}
@@ -136,11 +175,11 @@ def summarise(
                 figures[name, protocol, site] = _figure(cases)
         if mine and all((name, protocol, site) in figures for site in sites):
             figures[name, protocol, AVERAGE] = _average(mine, sites)
-    paired = _paired(values, order, baseline)
+    paired = _paired(values, order, baseline, metric)
     lost = {(row["row"], row["protocol"], row["site"], row["case"], row["seed"]) for row in _failed(rows)}
     failed = {key: sum(item[:2] == key for item in lost) for key in order}
     return Summary(
-        tuple(sites), tuple(order), figures, paired, costs or {}, baseline, calibration or {}, failed
+        tuple(sites), tuple(order), figures, paired, costs or {}, baseline, calibration or {}, failed, metric
     )
 
 
@@ -196,7 +235,8 @@ def _std(values: Sequence[float]) -> float | None:
 def interval(values: Doubles) -> tuple[float | None, float | None]:
     """Return the 95 % bootstrap interval (BCa) of the mean of (n,) values; (None, None) below two.
 
-    Where all values are the same it is that value. The draws are the same every time.
+    Where all values are the same it is that value. The draws are the same every time. Above ``BCA_LIMIT``
+    values it is the plain percentile interval, which for the mean of so many is the same.
     """
     if len(values) < 2:
         return None, None
@@ -205,13 +245,14 @@ def interval(values: Doubles) -> tuple[float | None, float | None]:
     from scipy import stats
 
     bounds = (math.nan, math.nan)
-    for method in ("BCa", "percentile"):
+    for method in ("BCa", "percentile") if len(values) <= BCA_LIMIT else ("percentile",):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = stats.bootstrap(
                 (values,),
                 np.mean,
                 n_resamples=RESAMPLES,
+                batch=max(1, 2_000_000 // len(values)),
                 method=method,
                 rng=np.random.default_rng(0),
             ).confidence_interval
@@ -222,7 +263,10 @@ def interval(values: Doubles) -> tuple[float | None, float | None]:
 
 
 def _paired(
-    values: Mapping[tuple[str, str, str, str, int], float], order: Sequence[Key], baseline: str
+    values: Mapping[tuple[str, str, str, str, int], float],
+    order: Sequence[Key],
+    baseline: str,
+    metric: Metric,
 ) -> dict[Key, Paired]:
     by_case: dict[tuple[str, str, str, str], list[float]] = {}
     for (name, protocol, site, case, _), value in values.items():
@@ -240,17 +284,37 @@ def _paired(
             if (row, under) == (name, protocol) and (baseline, against, site, case) in means
         ]
         if pairs:
-            found[name, protocol] = _test(np.array([one - other for one, other in pairs]))
+            test = mcnemar if metric is ACCURACY else wilcoxon
+            found[name, protocol] = _test(np.array([one - other for one, other in pairs]), test)
     corrected = holm({key: item.p for key, item in found.items()})
     return {key: Paired(**{**vars(item), "p_holm": corrected[key]}) for key, item in found.items()}
 
 
-def _test(differences: Doubles) -> Paired:
+def wilcoxon(differences: Doubles) -> float | None:
+    """Return the two-sided p of Wilcoxon's signed-rank test of (n,) differences.
+
+    None where fewer than two differ from 0.
+    """
     from scipy import stats
 
-    p = None
-    if np.count_nonzero(differences) >= 2:
-        p = float(stats.wilcoxon(differences).pvalue)
+    return float(stats.wilcoxon(differences).pvalue) if np.count_nonzero(differences) >= 2 else None
+
+
+def mcnemar(differences: Doubles) -> float | None:
+    """Return the two-sided p of McNemar's exact test of (n,) differences of paired outcomes, 1 or 0.
+
+    A binomial test of the pairs that differ, won against lost. Over several seeds an outcome is the share
+    of seeds that were right, and a pair is won or lost by the sign of its difference. None where no pair
+    differs.
+    """
+    from scipy import stats
+
+    won, lost = int((differences > 0).sum()), int((differences < 0).sum())
+    return float(stats.binomtest(won, won + lost).pvalue) if won + lost else None
+
+
+def _test(differences: Doubles, test: Callable[[Doubles], float | None]) -> Paired:
+    p = test(differences)
     low, high = interval(differences)
     return Paired(
         len(differences),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tesla_med.comparison import AVERAGE, Figure, Key, Summary, case_values
+from tesla_med.comparison import ACCURACY, AVERAGE, Figure, Key, Metric, Summary, case_values
 from tesla_med.files import atomic_path, write_json
 from tesla_med.tables import TableConfig
 
@@ -24,6 +24,13 @@ NOTES = (
     "signed-rank, Holm corrected over rows) are against the baseline, paired by case. Harmed: cases more "
     "than a point below the baseline. ECE: over one region for all rows, seed 0, mean over sites. "
     "Not a medical device."
+)
+TILE_NOTES = (
+    "Error, 100 % less the accuracy over all labelled tiles of a site; mean and standard deviation over "
+    "seeds; lower is better. Change of the error, in points, its interval (95 %, bootstrap over tiles) and p "
+    "(McNemar's exact test over tiles, Holm corrected over rows; over several seeds a tile is won or lost by "
+    "the share of seeds that were right) are against the baseline, paired by tile. Harmed: tiles that are "
+    "right less often. ECE: over all labelled tiles, seed 0, mean over sites. Not a medical device."
 )
 
 
@@ -48,9 +55,9 @@ def write_report(
     header, body = grid(summary)
     pictures = draw(summary, rows) | dict(more or {})
     texts = {
-        "table.md": markdown(table, header, body, problems),
+        "table.md": markdown(table, header, body, problems, notes_of(summary.metric)),
         "table.tex": latex(table, header, body),
-        "comparison.html": _html(table, header, body, pictures, problems),
+        "comparison.html": _html(table, header, body, pictures, problems, notes_of(summary.metric)),
     }
     written = []
     for name, text in texts.items():
@@ -65,13 +72,19 @@ def write_report(
     return [*written, out / "comparison.json"]
 
 
+def notes_of(metric: Metric) -> str:
+    """Return what the columns of a table mean."""
+    return TILE_NOTES if metric is ACCURACY else NOTES
+
+
 def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Return header and cells of the table as text without empty columns; the best are between asterisks."""
     columns = [*summary.sites, AVERAGE] if len(summary.sites) > 1 else list(summary.sites)
+    metric = summary.metric
     header = [
         *("row", "protocol"),
-        *columns,
-        *("change", "95 % interval", "p", "harmed", "worst", "ECE", "ms a slice", "MiB"),
+        *(f"{column}, error %" if metric.as_error else column for column in columns),
+        *("change", "95 % interval", "p", "harmed", "worst", "ECE", f"ms a {metric.piece}", "MiB"),
     ]
     best = {
         column: max(
@@ -87,20 +100,25 @@ def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def _line(summary: Summary, key: Key, columns: Sequence[str], best: Mapping[str, float | None]) -> list[str]:
     cells = [key[0], key[1]]
+    error = summary.metric.as_error
     for column in columns:
         figure = summary.figures.get((*key, column))
-        text = NOT_RUN if figure is None else figure_text(figure)
+        text = NOT_RUN if figure is None else figure_text(figure, error)
         bold = figure is not None and best[column] is not None and figure.mean == best[column]
         cells.append(f"**{text}**" if bold else text)
     paired = summary.paired.get(key)
     if paired is None:
         cells += [""] * 5
     else:
-        low, high = paired.low, paired.high
+        low, high, change = paired.low, paired.high, paired.difference
+        if error:
+            low, high = None if high is None else -high, None if low is None else -low
+            change = 0.0 - change
         span = "" if low is None or high is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
         p = "" if paired.p_holm is None else ("<0.001" if paired.p_holm < 0.001 else f"{paired.p_holm:.3f}")
         harmed = f"{paired.harmed} of {paired.cases}"
-        cells += [f"{100 * paired.difference:+.1f}", span, p, harmed, f"{100 * paired.worst:+.1f}"]
+        worst = "" if error else f"{100 * paired.worst:+.1f}"
+        cells += [f"{100 * change:+.1f}", span, p, harmed, worst]
     errors = [
         item["ece"] for (*row, _), item in summary.calibration.items() if tuple(row) == key and item["ece"]
     ]
@@ -112,20 +130,25 @@ def _line(summary: Summary, key: Key, columns: Sequence[str], best: Mapping[str,
     return cells
 
 
-def figure_text(figure: Figure) -> str:
-    """Return mean and deviation in %, as in 81.2 ± 0.4."""
+def figure_text(figure: Figure, as_error: bool = False) -> str:
+    """Return mean and deviation in %, as in 81.2 ± 0.4; ``as_error``, 100 less the mean."""
     deviation = "" if figure.std is None else f" ± {100 * figure.std:.1f}"
-    return f"{100 * figure.mean:.1f}{deviation}"
+    mean = 1.0 - figure.mean if as_error else figure.mean
+    return f"{100 * mean:.1f}{deviation}"
 
 
 def markdown(
-    table: TableConfig, header: Sequence[str], body: Sequence[Sequence[str]], problems: Mapping[str, str]
+    table: TableConfig,
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    problems: Mapping[str, str],
+    notes: str = NOTES,
 ) -> str:
     """Return the table as Markdown."""
     lines = [f"# {table.title}", "", table.caption, ""] if table.caption else [f"# {table.title}", ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in body]
-    lines += ["", NOTES]
+    lines += ["", notes]
     lines += [f"- not run: {name}: {reason}" for name, reason in problems.items()]
     return "\n".join(lines) + "\n"
 
@@ -159,6 +182,7 @@ def _html(
     body: Sequence[Sequence[str]],
     pictures: Mapping[str, bytes],
     problems: Mapping[str, str],
+    notes: str,
 ) -> str:
     import jinja2
 
@@ -171,7 +195,7 @@ def _html(
     images = {name: base64.b64encode(content).decode("ascii") for name, content in pictures.items()}
     template = environment.get_template("comparison.html.j2")
     return template.render(
-        table=table, header=header, rows=rows, pictures=images, notes=NOTES, problems=dict(problems)
+        table=table, header=header, rows=rows, pictures=images, notes=notes, problems=dict(problems)
     )
 
 
@@ -192,15 +216,16 @@ def as_json(table: TableConfig, summary: Summary, problems: Mapping[str, str]) -
             {
                 "row": key[0],
                 "protocol": key[1],
-                "dice": figures,
+                summary.metric.name: figures,
                 "against_baseline": None if paired is None else vars(paired),
                 "cost": None if cost is None else vars(cost),
-                "region_calibration": errors,
+                "calibration" if summary.metric is ACCURACY else "region_calibration": errors,
                 "failed": summary.failed.get(key, 0),
             }
         )
     return {
         "table": table.model_dump(mode="json"),
+        "metric": summary.metric.name,
         "baseline": summary.baseline,
         "rows": rows,
         "not_run": dict(problems),
@@ -212,13 +237,18 @@ def as_json(table: TableConfig, summary: Summary, problems: Mapping[str, str]) -
 
 
 def draw(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Return PNG files by name: Dice by site and row, the change of each case, and the calibration."""
+    """Return PNG files by name: Dice or error by site and row, the change of the cases, the calibration."""
     values: dict[tuple[str, str, str, str], list[float]] = {}
-    for (row, protocol, site, case, _), value in case_values(rows).items():
+    for (row, protocol, site, case, _), value in case_values(rows, summary.metric).items():
         values.setdefault((row, protocol, site, case), []).append(value)
     means = {key: sum(items) / len(items) for key, items in values.items()}
     pictures = {}
-    if means:
+    if means and summary.metric is ACCURACY:
+        pictures["error.png"] = _error_plot(summary)
+        lost = _won_and_lost(summary, means)
+        if lost is not None:
+            pictures["harm.png"] = lost
+    elif means:
         pictures["dice.png"] = _dice_plot(summary, means)
         harm = _harm_plot(summary, means)
         if harm is not None:
@@ -300,6 +330,51 @@ def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
     return _png(figure)
 
 
+def _error_plot(summary: Summary) -> bytes:
+    """Draw the error of each row at each site, with its 95 % interval over tiles."""
+    labels = _labels(summary)
+    width = max(5.0, 1.2 + len(summary.sites) * (0.5 + 0.28 * len(labels)))
+    figure, axes = _figure(width, 4.2, len(summary.sites))
+    for part, site in zip(axes, summary.sites, strict=True):
+        for index, key in enumerate(summary.rows):
+            found = summary.figures.get((*key, site))
+            if found is None:
+                continue
+            part.bar(index, 100 * (1 - found.mean), 0.62, color=COLOURS[index % len(COLOURS)])
+            if found.low is not None and found.high is not None:
+                ends = [100 * (1 - found.high), 100 * (1 - found.low)]
+                part.plot([index, index], ends, color=INK, linewidth=1.2)
+        part.set_title(site, color=INK, fontsize=11)
+        part.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel("error, %; 95 % interval over tiles", color=INK)
+    return _png(figure)
+
+
+def _won_and_lost(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes | None:
+    """Draw the share of tiles that are right more often, and less often, than under the baseline."""
+    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired}
+    if not labels:
+        return None
+    protocols = [protocol for row, protocol in summary.rows if row == summary.baseline]
+    figure, axes = _figure(max(5.0, 1.4 + 0.75 * len(labels)), 4.2)
+    for index, key in enumerate(labels):
+        against = key[1] if key[1] in protocols else protocols[0]
+        changes = [
+            value - means[summary.baseline, against, site, tile]
+            for (row, protocol, site, tile), value in means.items()
+            if (row, protocol) == key and (summary.baseline, against, site, tile) in means
+        ]
+        won = 100 * sum(change > 0 for change in changes) / len(changes)
+        lost = 100 * sum(change < 0 for change in changes) / len(changes)
+        axes[0].bar(index, won, 0.62, color="#1f6f8b")
+        axes[0].bar(index, -lost, 0.62, color=ZERO)
+    axes[0].axhline(0, color=INK, linewidth=1)
+    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    axes[0].set_ylabel(f"% of tiles won and lost against {summary.baseline}", color=INK)
+    axes[0].set_title("Tiles right more often (up) and less often (down, red)", color=INK, fontsize=11)
+    return _png(figure)
+
+
 def _calibration_plot(summary: Summary) -> bytes:
     labels = _labels(summary)
     figure, axes = _figure(max(5.0, 1.4 + 0.75 * len(labels)), 3.6)
@@ -313,5 +388,6 @@ def _calibration_plot(summary: Summary) -> bytes:
             axes[0].bar(index, sum(points) / len(points), 0.62, color=COLOURS[index % len(COLOURS)])
             axes[0].plot([index] * len(points), points, "o", color=INK, markersize=3)
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
-    axes[0].set_ylabel("ECE in the region; a point a site", color=INK)
+    where = "" if summary.metric is ACCURACY else " in the region"
+    axes[0].set_ylabel(f"ECE{where}; a point a site", color=INK)
     return _png(figure)

@@ -218,6 +218,8 @@ def test_every_table_can_be_read_and_names_cells(name):
 @pytest.mark.parametrize("name", sorted(table_files()))
 def test_every_table_runs_on_generated_images(name, weights, volumes, tmp_path):
     whole = load_table(name)
+    if name == "kather":
+        pytest.skip("of tiles: tests/test_compare_tiles.py runs it")
     rows = whole.rows if not name.startswith("sensitivity") else (whole.rows[0], whole.rows[-1])
     first = rows[0].label
     baseline = whole.baseline if whole.baseline in {row.label for row in rows} else first

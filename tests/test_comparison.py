@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tesla_med.comparison import AVERAGE, holm, interval, summarise
+from tesla_med.comparison import ACCURACY, AVERAGE, BCA_LIMIT, holm, interval, mcnemar, summarise
 
 ORDER = (("source", "N-O"), ("ours", "N-O"), ("ours", "N-M"))
 
@@ -106,3 +106,46 @@ def test_intervals():
 def test_failed_cases_are_counted_once():
     rows = [*ROWS, *(row("ours", "9", None, label=k, status="failed") for k in (1, 2))]
     assert table(rows).failed["ours", "N-O"] == 1
+
+
+def tile(name, case, right, *, site="A", seed=0, protocol="N-O"):
+    status = "ok" if right is not None else "failed"
+    return {
+        "row": name, "protocol": protocol, "site": site, "case": case, "seed": seed, "right": right,
+        "status": status,
+    }  # fmt: skip
+
+
+def test_mcnemar_by_hand():
+    before = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0, 1])
+    after = np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 1])  # 5 won, 1 lost
+    by_hand = 2 * (1 + 6) / 2**6  # none or one of six, either way
+    assert mcnemar(after - before) == pytest.approx(by_hand)
+    assert mcnemar(np.array([0.0, 0.3, -0.1, 0.1])) == pytest.approx(1.0)  # shares of seeds: signs count
+    assert mcnemar(np.zeros(4)) is None
+    assert mcnemar(np.array([1.0])) == 1.0
+
+
+def test_accuracy_is_the_share_of_tiles_that_are_right():
+    right = {"source": [1, 0, 0, 1], "ours": [1, 1, 1, 0]}
+    rows = [tile(name, str(i), float(v)) for name, values in right.items() for i, v in enumerate(values)]
+    rows += [tile("ours", str(i), 1.0, seed=1) for i in range(4)]
+    rows += [tile("ours", "broken", None)]
+    found = summarise(rows, sites=("A",), order=ORDER[:2], baseline="source", metric=ACCURACY)
+    assert found.figures["source", "N-O", "A"].mean == 0.5
+    figure = found.figures["ours", "N-O", "A"]
+    assert (figure.mean, figure.seeds, figure.cases) == (0.875, 2, 4)
+    assert figure.std == pytest.approx(np.std([0.75, 1.0], ddof=1))
+    item = found.paired["ours", "N-O"]
+    assert item.difference == pytest.approx(0.375)
+    assert item.p == pytest.approx(2 * (1 + 3) / 2**3)  # won two, lost half of one: 2 against 1
+    assert item.harmed == 1
+    assert found.failed["ours", "N-O"] == 1
+
+
+def test_intervals_of_many_tiles():
+    values = (np.random.default_rng(0).random(BCA_LIMIT + 1) < 0.9).astype(float)
+    low, high = interval(values)
+    error = np.sqrt(0.9 * 0.1 / len(values))
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=error / 3)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=error / 3)
