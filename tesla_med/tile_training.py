@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from tesla_med.tiles import UNLABELLED, TileSet, find_tiles, stream
 from tesla_med.types import Progress
 
 WEIGHTS, RECORD = "source.safetensors", "train.json"
+Vary = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,81 @@ def _train(
     place: torch.device,
     progress: Progress,
 ) -> TileTraining:
+    fitted = fit_tiles(pipeline, images, labels, seed=seed, device=place, progress=progress)
+    card = make_card(pipeline, tuple(site.id for site in sites), {"seed": seed})
+    save_checkpoint(out / WEIGHTS, fitted.model, card)
+    statistics = tile_statistics(fitted.model, images[fitted.used], labels[fitted.used], pipeline)
+    origin, count = [site.id for site in sites], len(fitted.used)
+    about = make_statistics_card(out / WEIGHTS, pipeline, origin, count, count, statistics, seed)
+    target = statistics_path(out / WEIGHTS)
+    save_statistics(target, statistics, about)
+    result = TileTraining(
+        weights=out / WEIGHTS,
+        statistics=target,
+        validation_accuracy=fitted.validation_accuracy,
+        best_step=fitted.best_step,
+        tiles=count,
+        held_out=fitted.held_out,
+    )
+    write_json(out / RECORD, {**vars(result), "weights": WEIGHTS, "statistics": target.name, "seed": seed})
+    return result
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained classifier, as of its best step.
+
+    Attributes:
+        model: in eval mode, on the device.
+        validation_accuracy: share of held-out tiles that is right.
+        best_step: that step.
+        used: (n,) indices of the tiles trained on, int64 on the CPU.
+        held_out: how many tiles it was validated on.
+    """
+
+    model: Network
+    validation_accuracy: float
+    best_step: int
+    used: Tensor
+    held_out: int
+
+
+def fit_tiles(
+    pipeline: PipelineConfig,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    seed: int,
+    device: torch.device,
+    vary: Vary | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    progress: Progress = lambda *_: None,
+) -> Fitted:
+    """Train the pipeline's network on tiles in memory: cross-entropy, AdamW, a cosine.
+
+    Args:
+        pipeline: of a classification task.
+        images: (N, 3, H, W) uint8; where there is room, on the device.
+        labels: (N,) class indices, where the images are.
+        seed: of weights, split, draws and augmentation.
+        device: where to compute.
+        vary: (images in [0, 1], generator on the CPU) -> augmented images; default: flips, quarter turns and
+            mild changes of brightness and contrast, if the pipeline says ``augment``.
+        precision: ``bfloat16`` runs the network under autocast.
+        progress: called with (stage, done, total).
+
+    Raises:
+        TeslaMedError: the loss is no longer finite.
+    """
     config = pipeline.train
+    vary = vary or (varied if config.augment else lambda batch, _: batch)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=generator)
     held = order[: max(1, round(config.validation_fraction * len(order)))]
     used = order[len(held) :] if len(order) > len(held) else order
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        model = build_model(pipeline).to(place)
+        model = build_model(pipeline).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
     )
@@ -158,47 +226,46 @@ def _train(
     )
     best, best_step, kept = -1.0, 0, copy.deepcopy(model.state_dict())
     for step in range(1, config.steps + 1):
-        chosen = used[torch.randint(len(used), (config.batch_size,), generator=generator)]
-        batch = images[chosen].float() / 255
-        batch = _varied(batch, generator) if config.augment else batch
-        logits = model.train()(to_model_range(batch.to(place), pipeline.preprocessing.model_range))
-        loss = torch.nn.functional.cross_entropy(logits.float(), labels[chosen].to(place))
-        if not bool(torch.isfinite(loss)):
-            raise TeslaMedError(f"training diverged at step {step}; lower train.learning_rate")
+        chosen = used[torch.randint(len(used), (config.batch_size,), generator=generator)].to(images.device)
+        batch = vary(images[chosen].float() / 255, generator)
+        inputs = to_model_range(batch.to(device), pipeline.preprocessing.model_range)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = model.train()(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels[chosen].to(device))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         progress("train", step, config.steps)
         if step % config.validate_every == 0 or step == config.steps:
-            accuracy = _accuracy(model, images[held], labels[held], pipeline)
+            if not bool(torch.isfinite(loss)):
+                raise TeslaMedError(f"training diverged by step {step}; lower train.learning_rate")
+            accuracy = _accuracy(model, images, labels, held.to(images.device), pipeline)
             if accuracy > best:
                 best, best_step, kept = accuracy, step, copy.deepcopy(model.state_dict())
     model.load_state_dict(kept)
-    card = make_card(pipeline, tuple(site.id for site in sites), {"seed": seed})
-    save_checkpoint(out / WEIGHTS, model, card)
-    statistics = tile_statistics(model, images[used], labels[used], pipeline)
-    origin = [site.id for site in sites]
-    about = make_statistics_card(out / WEIGHTS, pipeline, origin, len(used), len(used), statistics, seed)
-    target = statistics_path(out / WEIGHTS)
-    save_statistics(target, statistics, about)
-    result = TileTraining(out / WEIGHTS, target, best, best_step, len(used), len(held))
-    write_json(out / RECORD, {**vars(result), "weights": WEIGHTS, "statistics": target.name, "seed": seed})
-    return result
+    return Fitted(model.eval(), best, best_step, used, len(held))
 
 
-def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Flip, turn by quarters, and change brightness and contrast of each (3, H, W) in [0, 1] a little."""
-    draws: Any = torch.rand(len(images), 5, generator=generator)
-    varied = []
-    for image, draw in zip(images, draws, strict=True):
-        changed = image.flip(-1) if draw[0] < 0.5 else image
-        if changed.shape[-1] == changed.shape[-2]:
-            changed = torch.rot90(changed, int(4 * draw[1]), (-2, -1))
-        mean = changed.mean()
-        changed = (changed - mean) * (0.85 + 0.3 * draw[2]) + mean + 0.1 * (draw[3] - 0.5)
-        varied.append(changed.clamp(0, 1))
-    return torch.stack(varied)
+def turned(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Flip each of (N, 3, H, W) left-right with p = 0.5 and, where it is square, turn it by quarters."""
+    draws = torch.rand(2, len(images), 1, 1, 1, generator=generator).to(images.device)
+    flipped = torch.where(draws[0] < 0.5, images.flip(-1), images)
+    if images.shape[-1] != images.shape[-2]:
+        return flipped
+    quarters = (4 * draws[1]).long()
+    for number in (1, 2, 3):
+        flipped = torch.where(quarters == number, torch.rot90(flipped, number, (-2, -1)), flipped)
+    return flipped
+
+
+def varied(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Also change brightness and contrast of each of (N, 3, H, W) in [0, 1] a little."""
+    changed = turned(images, generator)
+    draws = torch.rand(2, len(images), 1, 1, 1, generator=generator).to(images.device)
+    mean = changed.mean(dim=(1, 2, 3), keepdim=True)
+    changed = (changed - mean) * (0.85 + 0.3 * draws[0]) + mean + 0.1 * (draws[1] - 0.5)
+    return changed.clamp(0, 1)
 
 
 def tile_statistics(
@@ -222,11 +289,13 @@ def tile_statistics(
 
 
 @torch.no_grad()
-def _accuracy(model: Network, images: Tensor, labels: Tensor, pipeline: PipelineConfig) -> float:
-    place = next(model.parameters()).device
+def _accuracy(
+    model: Network, images: Tensor, labels: Tensor, places: Tensor, pipeline: PipelineConfig
+) -> float:
+    device = next(model.parameters()).device
     right = 0
-    for start in range(0, len(images), pipeline.predict_batch):
-        batch = images[start : start + pipeline.predict_batch].float() / 255
-        logits = model.eval()(to_model_range(batch.to(place), pipeline.preprocessing.model_range))
-        right += int((logits.argmax(1).cpu() == labels[start : start + len(batch)]).sum())
-    return right / len(images)
+    for part in torch.split(places, pipeline.predict_batch):
+        batch = images[part].float().to(device) / 255
+        logits = model.eval()(to_model_range(batch, pipeline.preprocessing.model_range))
+        right += int((logits.argmax(1) == labels[part].to(device)).sum())
+    return right / len(places)

@@ -14,6 +14,7 @@ from tesla_med.tile_training import train_tiles
 
 SMALL = (
     *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=60", "train.batch_size=16"),
+    "train.learning_rate=0.01",
     *("train.validate_every=20", "methods.tesla.batch_slices=8", "methods.tesla.weak_views=2"),
     *("protocols.N-M.tesla.epochs=1",),
 )
