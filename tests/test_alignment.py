@@ -72,7 +72,7 @@ def test_divergence_of_gaussians():
     assert anchors.divergence(same) == pytest.approx(0.0, abs=1e-6)
     moved = Moments(torch.tensor([9.0]), mean + torch.tensor([[1.0, 0.0, 0.0]]), same.covariance)
     ridged = 1.0 + 9.0 / 30.0  # the largest variance over 30 is added
-    assert anchors.divergence(moved) == pytest.approx(1.0 / ridged / 2 / 3, rel=1e-5)
+    assert anchors.divergence(moved) == pytest.approx(1.0 / ridged / 2 / 3, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", Y_METHODS)

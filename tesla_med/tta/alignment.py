@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 RIDGE = 1.0 / 30.0
 """Share of the largest entry of a source covariance that is added to the diagonal of both."""
 
+JITTER = 1e-6
+"""Share of a covariance's trace on its diagonal, as eigenvalues that are 0 come out below it by rounding."""
+
 
 class AlignmentParams(Section):
     """Parameters of every method that aligns features with the source's."""
@@ -120,7 +123,8 @@ class Anchors:
     def __init__(self, mean: Tensor, covariance: Tensor, device: torch.device) -> None:
         self.mean, self.covariance = mean.to(device), covariance.to(device)
         largest = self.covariance.flatten(1).amax(dim=1).clamp_min(1e-6)
-        self._ridge = RIDGE * largest[:, None, None] * torch.eye(mean.shape[1], device=device)
+        self._identity = torch.eye(mean.shape[1], device=device)
+        self._ridge = RIDGE * largest[:, None, None] * self._identity
 
     def divergence(self, target: Moments) -> Tensor:
         """Return (K,): the mean of both Kullback-Leibler divergences between the Gaussians, per feature.
@@ -134,7 +138,9 @@ class Anchors:
         return result
 
     def _gaussian(self, mean: Tensor, covariance: Tensor) -> MultivariateNormal:
-        return MultivariateNormal(mean, covariance_matrix=covariance + self._ridge, validate_args=False)
+        trace = covariance.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        known = covariance + self._ridge + JITTER * trace[:, None, None] * self._identity
+        return MultivariateNormal(mean, covariance_matrix=known, validate_args=False)
 
 
 def require_statistics(context: MethodContext, model: Network, method: str) -> SourceStatistics:
