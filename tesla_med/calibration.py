@@ -132,6 +132,19 @@ class CalibrationCounts:
         }
 
 
+def joined_bins(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the bins of several :meth:`CalibrationCounts.summary` as those of all their voxels together."""
+    count = np.sum([part["count"] for part in parts], axis=0)
+    joined: dict[str, Any] = {"edges": parts[0]["edges"], "count": [int(value) for value in count]}
+    for name in ("confidence", "accuracy"):
+        total = np.sum(
+            [[(v or 0.0) * n for v, n in zip(part[name], part["count"], strict=True)] for part in parts],
+            axis=0,
+        )
+        joined[name] = [float(v / n) if n else None for v, n in zip(total, count, strict=True)]
+    return joined
+
+
 def bin_edges(bins: int) -> Doubles:
     """Return the ``bins + 1`` edges of equally wide bins over [0, 1]."""
     return np.linspace(0.0, 1.0, bins + 1)

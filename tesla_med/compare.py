@@ -11,9 +11,11 @@ import csv
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,13 @@ from tesla_med.plan import Plan, make_plan, other_sites, resolve
 from tesla_med.runs import RunFolder
 from tesla_med.tables import Row, TableConfig
 from tesla_med.tta.base import METHODS
-from tesla_med.types import CaseResult, Progress
+from tesla_med.types import Case, CaseResult, Progress
 
 log = logging.getLogger(__name__)
+Calibration = dict[tuple[str, str, str], dict[str, float | None]]
+"""(row, protocol, site) -> ece, brier, nll."""
+Bins = dict[Key, list[Mapping[str, Any]]]
+"""(row, protocol) -> bins of each site."""
 CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
 
 
@@ -332,15 +338,18 @@ class _Grid:
         rows_of = self._tile_rows if self.tiles else self._rows
         rows = [row for cell in self.cells for row in rows_of(cell)]
         progress("tables", 0, 1)
+        measured, bins = self._tile_calibration() if self.tiles else self._calibration()
         summary = summarise(
             rows,
             sites=self.table.sites,
             order=list(dict.fromkeys(cell.key for cell in self.cells)),
             baseline=self.table.baseline,
             costs=self._costs(),
-            calibration=self._tile_calibration() if self.tiles else self._calibration(),
+            calibration=measured,
             metric=metric,
         )
+        joined = {key: calibration.joined_bins(items) for key, items in bins.items()}
+        summary = replace(summary, reliability=joined)
         path = self.out / "comparison.csv"
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, metric.columns)
@@ -447,15 +456,17 @@ class _Grid:
         for row in predictions(self._folder(cell) / "predictions.csv"):
             yield common | row
 
-    def _tile_calibration(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
+    def _tile_calibration(self) -> tuple[Calibration, Bins]:
         """Return the calibration of the first seed over all labelled tiles."""
-        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        found: Calibration = {}
+        bins: Bins = {}
         for cell in self.cells:
             if cell.seed == 0 and self._is_done(cell):
                 figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
                 if figures is not None:
+                    bins.setdefault(cell.key, []).append(figures.pop("bins"))
                     found[cell.row.label, str(cell.protocol), cell.site] = figures
-        return found
+        return found, bins
 
     def _costs(self) -> dict[Key, Cost]:
         found: dict[Key, Cost] = {}
@@ -468,9 +479,10 @@ class _Grid:
                 found[key] = Cost(seconds, max(memory, default=None))
         return found
 
-    def _calibration(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
+    def _calibration(self) -> tuple[Calibration, Bins]:
         """Count the region's calibration of the first seed, over one region for all rows of a case."""
-        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        found: Calibration = {}
+        bins: Bins = {}
         for name in self.table.sites:
             cells = [
                 cell for cell in self.cells if cell.site == name and cell.seed == 0 and self._is_done(cell)
@@ -484,22 +496,25 @@ class _Grid:
             for key, item in sums.items():
                 figures = {"ece": item.ece, "brier": item.brier / max(item.voxels, 1)}
                 found[key[0], key[1], name] = {**figures, "nll": item.nll / max(item.voxels, 1)}
-        return found
+                bins.setdefault(key, []).append(item.summary()["bins"])
+        return found, bins
 
     def _counted(self, cells: Sequence[Cell]) -> Iterator[dict[Key, calibration.CalibrationCounts]]:
+        """Yield the counts of every labelled case by row; cases are read by a few threads."""
         site, pipeline, _ = self._configs(cells[0])
-        for case in find_cases(self.volumes, site, other_sites(site)).cases:
+
+        def count(case: Case) -> dict[Key, calibration.CalibrationCounts]:
             folders = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
             there = {key: folder for key, folder in folders.items() if folder.probs(case.name).is_file()}
             if not there or not case.labelled:
-                continue
+                return {}
             try:
                 volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
                 truth = read_reference(case, site.files, volume, pipeline.values)
                 indices = scoring.class_indices(truth, pipeline)
             except TeslaMedError as error:
                 log.info("%s: not among the calibration: %s", case.name, error)
-                continue
+                return {}
             masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
             axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
             region = calibration.calibration_region(
@@ -512,7 +527,11 @@ class _Grid:
                 counts = calibration.count_case(probs, probs, indices, region, values, pipeline.report.bins)
                 item = counts["adapted"]["region"]["all"]
                 found[key] = calibration.CalibrationCounts.from_json(item)
-            yield found
+            return found
+
+        cases = find_cases(self.volumes, site, other_sites(site)).cases
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            yield from pool.map(count, cases)
 
 
 class _Watch:

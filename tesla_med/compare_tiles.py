@@ -15,7 +15,7 @@ from tesla_med.configfiles import load_pipeline
 from tesla_med.errors import ConfigError
 from tesla_med.tables import TableConfig
 
-CALIBRATION = ("ece", "brier", "nll")
+CALIBRATION = ("ece", "brier", "nll", "bins")
 
 
 def of_tiles(table: TableConfig) -> bool:
@@ -61,8 +61,8 @@ def predictions(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def calibration_of(path: Path) -> dict[str, float | None] | None:
-    """Return ece, brier and nll of the adapted model from ``report/metrics.json``; None without labels."""
+def calibration_of(path: Path) -> dict[str, Any] | None:
+    """Return ece, brier, nll and bins of the adapted model; None without labels."""
     figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if "adapted" not in figures:
         return None

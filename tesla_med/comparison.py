@@ -119,6 +119,7 @@ class Summary:
         calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name.
         failed: number of cases without a mask by (row, protocol).
         metric: what the figures are.
+        reliability: (row, protocol) -> edges, count, confidence and accuracy of bins, over all sites.
     """
 
     sites: tuple[str, ...]
@@ -130,6 +131,7 @@ class Summary:
     calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] = field(default_factory=dict)
     failed: Mapping[Key, int] = field(default_factory=dict)
     metric: Metric = DICE
+    reliability: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def case_values(

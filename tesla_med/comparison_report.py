@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tesla_med.comparison import ACCURACY, AVERAGE, Figure, Key, Metric, Summary, case_values
+from tesla_med.comparison import ACCURACY, AVERAGE, DICE, Figure, Key, Metric, Summary, case_values
 from tesla_med.files import atomic_path, write_json
 from tesla_med.tables import TableConfig
 
@@ -255,6 +255,8 @@ def draw(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes
             pictures["harm.png"] = harm
     if summary.calibration:
         pictures["calibration.png"] = _calibration_plot(summary)
+    if summary.reliability:
+        pictures["reliability.png"] = _reliability_plot(summary)
     return pictures
 
 
@@ -390,4 +392,47 @@ def _calibration_plot(summary: Summary) -> bytes:
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
     where = "" if summary.metric is ACCURACY else " in the region"
     axes[0].set_ylabel(f"ECE{where}; a point a site", color=INK)
+    return _png(figure)
+
+
+def _reliability_plot(summary: Summary) -> bytes:
+    """Draw a reliability diagram a row and protocol, side by side, and below each how full its bins are."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Picture
+
+    labels = {key: text for key, text in _labels(summary).items() if key in summary.reliability}
+    columns = min(6, len(labels))
+    lines = -(-len(labels) // columns)
+    figure = Picture(figsize=(2.1 * columns + 0.5, 2.9 * lines), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(
+        2 * lines, columns, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [4, 1] * lines}
+    )
+    for item in grid.flat:
+        item.spines[["top", "right"]].set_visible(False)
+        item.tick_params(labelsize=7)
+    for index, (key, text) in enumerate(labels.items()):
+        above, below = grid[2 * (index // columns) : 2 * (index // columns) + 2, index % columns]
+        bins = summary.reliability[key]
+        left, width = bins["edges"][:-1], bins["edges"][1] - bins["edges"][0]
+        filled = [place for place, count in enumerate(bins["count"]) if count]
+        colour = COLOURS[index % len(COLOURS)]
+        places, shares = [left[place] for place in filled], [bins["accuracy"][place] for place in filled]
+        above.bar(places, shares, width, align="edge", color=colour, edgecolor="white", linewidth=0.6)
+        above.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        above.plot([bins["confidence"][place] for place in filled], shares, "o", color=INK, markersize=2)
+        above.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        above.set_title(text, color=INK, fontsize=8)
+        total = max(sum(bins["count"]), 1)
+        below.bar(left, [count / total for count in bins["count"]], width, align="edge", color=colour)
+        below.set_ylim(0, 1)
+        below.set_yticks([])
+        if index % columns == 0:
+            above.set_ylabel("share that is correct", color=INK, fontsize=8)
+            below.set_ylabel("voxels" if summary.metric is DICE else "tiles", color=INK, fontsize=8)
+        if index + columns >= len(labels):
+            below.set_xlabel("confidence", color=INK, fontsize=8)
+    for unused in range(len(labels), lines * columns):
+        for item in grid[2 * (unused // columns) : 2 * (unused // columns) + 2, unused % columns]:
+            item.set_axis_off()
     return _png(figure)

@@ -413,8 +413,8 @@ def tile_figures(
 
     Returns:
         ``source`` and ``adapted``, each with ``accuracy``, ``error``, ``accuracy_by_class``,
-        ``mean_class_accuracy``, ``confusion`` (rows are labels), ``ece``, ``brier`` and ``nll``; empty
-        without labels.
+        ``mean_class_accuracy``, ``confusion`` (rows are labels), ``ece``, ``brier``, ``nll`` and ``bins``;
+        empty without labels.
     """
     if not len(labels):
         return {}
@@ -437,7 +437,7 @@ def tile_figures(
             "accuracy_by_class": by_class,
             "mean_class_accuracy": sum(known) / len(known),
             "confusion": confusion.tolist(),
-            **{key: every[key] for key in ("ece", "brier", "nll")},
+            **{key: every[key] for key in ("ece", "brier", "nll", "bins")},
         }
     return found
 

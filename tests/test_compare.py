@@ -91,12 +91,17 @@ def test_the_written_tables(finished):
     assert r"\toprule" in tex
     assert r"\pm" in tex
     page = (out / "comparison.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64") == 3
+    assert page.count("data:image/png;base64") == 4
     assert "not a medical device" in page.lower()
     content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
     assert content["rows"][0]["row"] == "source"
     assert content["rows"][0]["against_baseline"] is None
-    assert {path.name for path in result.files} >= {"dice.png", "harm.png", "calibration.png"}
+    assert {path.name for path in result.files} >= {
+        "dice.png",
+        "harm.png",
+        "calibration.png",
+        "reliability.png",
+    }
 
 
 def test_one_region_for_all_rows(finished):

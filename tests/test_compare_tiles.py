@@ -107,7 +107,7 @@ def test_the_written_tables_say_error(finished):
     assert line.split(" | ")[5] == f"{0 - 100 * change:+.1f}"  # less error is better
     assert "ms a tile" in text
     page = (out / "comparison.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64") == 3
+    assert page.count("data:image/png;base64") == 4
     content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
     assert content["metric"] == "accuracy"
     assert content["rows"][0]["accuracy"][SITE]["mean"] == figure.mean
