@@ -42,6 +42,8 @@ Calibration = dict[tuple[str, str, str], dict[str, float | None]]
 """(row, protocol, site) -> ece, brier, nll."""
 Bins = dict[Key, list[Mapping[str, Any]]]
 """(row, protocol) -> bins of each site."""
+NOT_SETTINGS = {"reports", "report", "title", "citation", "method", "protocol", "methods", "protocols"}
+"""Fields of a pipeline that do not change a cell; of the methods' parameters its own are counted."""
 CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
 
 
@@ -251,7 +253,8 @@ class _Grid:
         given = self._statistics_of(cell)
         content = {
             "site": site.model_dump(mode="json"),
-            "pipeline": pipeline.model_dump(mode="json", exclude={"reports", "report", "title", "citation"}),
+            "pipeline": pipeline.model_dump(mode="json", exclude=NOT_SETTINGS),
+            "parameters": pipeline.method_params(cell.row.method, cell.protocol),
         }
         return {
             "method": cell.row.method,

@@ -247,3 +247,20 @@ def test_average_needs_every_site(finished):
     _, _, result = finished
     values = [result.summary.figures["bn", "N-O", site].mean for site in SITES]
     assert result.summary.figures["bn", "N-O", "average"].mean == pytest.approx(np.mean(values))
+
+
+def test_parameters_of_one_method_leave_the_cells_of_others_alone(weights, volumes, tmp_path):
+    out = tmp_path / "out"
+
+    def call(methods, *more, resume=False):
+        table = make_table("prostate", ("E",), methods, ("N-O",), 1)
+        settings = (*SETTINGS, *more)
+        return compare_methods(
+            table, volumes, weights=weights, out=out, device="cpu", overrides=settings, resume=resume
+        )
+
+    call(("source", "bn"))
+    both = call(("source", "bn", "tent"), "methods.tent.learning_rate=0.01", resume=True)
+    assert (both.done, both.skipped) == (1, 2)
+    with pytest.raises(OutputError, match=r"cell E/tent-N-O/seed-0 was made with other settings"):
+        call(("source", "bn", "tent"), "methods.tent.learning_rate=0.02", resume=True)
