@@ -22,7 +22,7 @@ from tesla_med.tta.ttac import TTAC
 class TeSLASParams(AlignmentParams, TeSLAParams):
     """Parameters of TeSLA and of the alignment."""
 
-    alignment_weight: float = Field(1.0, ge=0, description="of the divergence from the source's features")
+    alignment_weight: float = Field(0.1, ge=0, description="of the divergence from the source's features")
 
 
 @METHODS.register("tesla_s")
