@@ -197,7 +197,9 @@ class _TileRun:
             cuda_graphs=self.pipeline.cuda_graphs,
             statistics=None if self.statistics is None else self.statistics.moments,
         )
-        return make_method(name, self.model, self.pipeline.method_params(name, self.protocol), context)
+        needed = self.card.extra.get("predict", {}) if self.card is not None and name == "source" else {}
+        params = {**needed, **self.pipeline.method_params(name, self.protocol)}
+        return make_method(name, self.model, params, context)
 
     def execute(self, folder: RunFolder, progress: Progress, carry: Carry | None = None) -> TileResult:
         """Classify every tile, write everything; ``carry`` gives the method a state and takes its own."""
@@ -282,6 +284,9 @@ class _TileRun:
         return True
 
     def _save(self, folder: RunFolder, method: TTAMethod) -> None:
+        needed = method.deployed_params(None)
+        if needed:  # a batch's own statistics: batches must be as large to repeat the predictions
+            needed["batch_slices"] = method.params.batch_slices
         extra = {
             "adapted_to": self.site.id,
             "method": self.method_name,
@@ -289,6 +294,7 @@ class _TileRun:
             "seed": self.seed,
             "updates": method.steps,
             "source_sha256": self.weights_sha256,
+            "predict": needed,
         }
         sites = self.card.training_sites if self.card is not None else ()
         with method.deployed(None) as network:

@@ -114,6 +114,16 @@ def test_state_goes_on_where_it_is_carried(tiles, weights, tmp_path):
     assert rows(first.out) == rows(afresh.out) != rows(second.out)
 
 
+def test_adapted_weights_know_how_they_predict(tiles, weights, tmp_path):
+    """Under M the saved network repeats the predictions, whichever statistics they were made with."""
+    texts = ("methods.tesla.predict_statistics=volume", "predict_batch=8", "reports=[table]")
+    adapted = run(tiles, weights, tmp_path / "a", protocol="N-M", overrides=texts)
+    saved = adapted.out / "checkpoints" / "adapted.safetensors"
+    again = run(tiles, saved, tmp_path / "b", method="source", overrides=texts)
+    for one, other in zip(rows(adapted.out), rows(again.out), strict=True):
+        assert float(one["p_tumour"]) == pytest.approx(float(other["p_tumour"]), abs=1e-4)
+
+
 def test_labels_do_not_reach_the_method(tiles, weights, tmp_path):
     wrong = {name: (value + 1) % 4 for name, value in tile_site.FOLDERS.items()}
     ours = rows(run(tiles, weights, tmp_path / "a").out)
