@@ -220,8 +220,9 @@ class _TileRun:
             if len(batch.index):
                 images = batch.images
                 before[batch.index] = source.predict(images).cpu().numpy()
-                probs = self._predicted(method, images) if finite else None
-                finite = finite and probs is not None
+                own = finite and method is not source
+                probs = self._predicted(method, images) if own else None
+                finite = finite and (probs is not None or method is source)
                 after[batch.index] = before[batch.index] if probs is None else probs
             done += len(batch.index) + len(batch.failed)
             progress("tiles", done, len(order))
