@@ -223,7 +223,7 @@ def train(experiment: str, seed: int, options: argparse.Namespace) -> dict[str, 
         path.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(path, fitted.model, make_card(pipeline, (experiment,), {"seed": seed}))
         row |= {"validation_accuracy": fitted.validation_accuracy, "best_step": fitted.best_step}
-        row["tiles"] = fitted.tiles
+        row["tiles"] = len(fitted.used)
     return row | {"seconds": time.perf_counter() - start}
 
 

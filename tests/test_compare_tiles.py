@@ -192,7 +192,7 @@ def test_rows_of_the_papers_table():
 
 @pytest.mark.slow
 def test_the_papers_table_runs_on_generated_tiles(weights, tiles, tmp_path):
-    table = load_table("kather").model_copy(update={"seeds": 1})
+    table = load_table("kather").model_copy(update={"seeds": 1, "protocols": ("N-O", "Y-O")})
     few = (*SETTINGS, "methods.shot.batch_slices=8", "methods.adacontrast.batch_slices=8", "protocols={}")
     result = compare_methods(table, tiles, weights=weights, out=tmp_path / "out", device="cpu", overrides=few)
     assert result.problems == ()
