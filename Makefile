@@ -4,13 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-cord test test-fast stress lint types format clean
+.PHONY: demo demo-cord demo-kather test test-fast stress lint types format clean
 
 demo: $(STAMP)
 	$(BIN)/tesla-med demo --task prostate --out demo
 
 demo-cord: $(STAMP)
 	$(BIN)/tesla-med demo --task spinal_cord --out demo-cord
+
+demo-kather: $(STAMP)
+	$(BIN)/tesla-med demo --task kather --out demo-kather
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto
@@ -40,4 +43,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo demo-cord runs build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo demo-cord demo-kather runs build dist .pytest_cache .mypy_cache .ruff_cache

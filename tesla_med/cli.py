@@ -124,7 +124,7 @@ def _common(
 
 @app.command(epilog="Example: tesla-med demo --task spinal_cord --out demo-cord")
 def demo(
-    task: Annotated[str, typer.Option(help="prostate or spinal_cord.")] = "prostate",
+    task: Annotated[str, typer.Option(help="prostate, spinal_cord or kather (tiles).")] = "prostate",
     out: Annotated[Path, typer.Option(help="Folder; an earlier demo there is replaced.")] = Path("demo"),
     device: Device = "auto",
     quiet: Quiet = False,
@@ -132,39 +132,30 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Show the whole loop on generated data: train, adapt to two sites, report. Under 3 minutes."""
-    from tesla_med.demo import run_demo
-    from tesla_med.phantoms import TASKS
+    from tesla_med.demo import DEMO_TASKS, DemoResult, run_demo
 
-    _choice("--task", task, TASKS)
+    _choice("--task", task, DEMO_TASKS)
     screen = Screen(quiet, verbose, as_json)
     screen.say(f"Generating three {task} sites, training on the first, adapting to the other two ...")
     with screen.progress() as progress:
         result = run_demo(task, out, device=device, progress=progress)
+    if isinstance(result, DemoResult):
+        measure, counted = "Dice", "cases"
+        figures = [(row.site, row.cases, row.dice_source, row.dice) for row in result.rows]
+    else:
+        measure, counted = "right", "tiles"
+        figures = [(row.site, row.tiles, row.accuracy_source, row.accuracy) for row in result.rows]
     rows = [
-        [
-            row.site,
-            str(row.cases),
-            percent(row.dice_source),
-            percent(row.dice),
-            change(row.dice_source, row.dice),
-        ]
-        for row in result.rows
+        [site, str(count), percent(before), percent(after), change(before, after)]
+        for site, count, before, after in figures
     ]
-    screen.table(["site", "cases", "source Dice %", "adapted Dice %", "change"], rows)
+    screen.table(["site", counted, f"source {measure} %", f"adapted {measure} %", "change"], rows)
     screen.say(f"{result.seconds:.0f} s. Generated data: the figures say nothing about real scanners.")
     for row in result.rows:
         screen.say(f"Report of {row.site}: {row.report}")
     screen.say(f"Curves: tesla-med tensorboard {result.out}")
-    screen.result(
-        {
-            "task": result.task,
-            "out": result.out,
-            "weights": result.weights,
-            "validation_dice": result.validation_dice,
-            "seconds": result.seconds,
-            "sites": [vars(row) for row in result.rows],
-        }
-    )
+    content = {name: value for name, value in vars(result).items() if name != "rows"}
+    screen.result(content | {"sites": [vars(row) for row in result.rows]})
 
 
 @app.command(

@@ -18,8 +18,10 @@ from tesla_med.errors import ConfigError, OutputError
 from tesla_med.files import LOCK_NAME, output_lock, write_json, write_text
 from tesla_med.phantoms import TASKS, Task, make_site, preset
 from tesla_med.registry import unknown_name
+from tesla_med.tile_demo import TileDemoResult, run_tile_demo
 from tesla_med.types import Progress
 
+DEMO_TASKS: tuple[str, ...] = (*TASKS, "kather")
 MARKER = "demo.json"
 FOLDERS = ("volumes", "site_configs", "source", "runs")
 TARGETS = ("easy", "hard")
@@ -104,6 +106,16 @@ class DemoResult:
             lines.append(f"{row.site:<16}{row.cases:>6}{before:>9.1f}{after:>9.1f}{after - before:>+9.1f}")
         return "\n".join(lines)
 
+    def record(self) -> dict[str, Any]:
+        """Return what ``demo.json`` keeps of it."""
+        rows = [{**asdict(row), "report": row.report.relative_to(self.out).as_posix()} for row in self.rows]
+        return {
+            "task": self.task,
+            "validation_dice": self.validation_dice,
+            "sites": rows,
+            "seconds": self.seconds,
+        }
+
 
 def run_demo(
     task: str = "prostate",
@@ -112,14 +124,15 @@ def run_demo(
     device: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
-) -> DemoResult:
+) -> DemoResult | TileDemoResult:
     """Generate three sites, train on the first, adapt to the other two, and report.
 
     ``OUT`` receives ``volumes/<Site>/``, ``site_configs/<task>/<id>.yaml``, ``source/`` (weights)
-    and ``runs/<id>/`` (masks and reports), and ``demo.json``. An earlier demo there is replaced.
+    and ``runs/<id>/`` (masks or predictions, and reports), and ``demo.json``. An earlier demo there is
+    replaced.
 
     Args:
-        task: ``"prostate"`` or ``"spinal_cord"``.
+        task: ``"prostate"``, ``"spinal_cord"`` or ``"kather"`` (H&E tiles).
         out: a new or empty folder, or that of an earlier demo.
         device: auto, cpu or cuda.
         seed: of the images, the training and the adaptation.
@@ -132,9 +145,8 @@ def run_demo(
     from tesla_med.models.base import default_device
 
     start = time.perf_counter()
-    if task not in RECIPES:
-        raise ConfigError(unknown_name("demo task", task, list(TASKS)))
-    known = next(item for item in TASKS if item == task)
+    if task not in DEMO_TASKS:
+        raise ConfigError(unknown_name("demo task", task, list(DEMO_TASKS)))
     default_device(device)
     folder = Path(out)
     _check_folder(folder)
@@ -142,13 +154,27 @@ def run_demo(
         _clear(folder)
         write_json(folder / MARKER, {"writer": f"tesla-med {__version__}", "kind": "demo", "complete": False})
         tell = progress or (lambda stage, done, total: None)
-        pipeline = load_pipeline(task, RECIPES[known].overrides)
-        sites = {name: _site(folder, known, name, seed, tell) for name in ("source", *TARGETS)}
-        weights, validation = _train(pipeline, sites["source"], folder, device, seed, tell)
-        rows = tuple(_adapt(pipeline, sites[name], weights, folder, device, seed, tell) for name in TARGETS)
-        result = DemoResult(task, folder, weights, validation, rows, time.perf_counter() - start)
-        write_json(folder / MARKER, _record(result, seed))
+        result: DemoResult | TileDemoResult
+        if task == "kather":
+            weights, accuracy, tile_rows = run_tile_demo(folder, device, seed, tell)
+            result = TileDemoResult(task, folder, weights, accuracy, tile_rows, time.perf_counter() - start)
+        else:
+            known = next(item for item in TASKS if item == task)
+            weights, dice, rows = _run_volumes(known, folder, device, seed, tell)
+            result = DemoResult(task, folder, weights, dice, rows, time.perf_counter() - start)
+        head = {"writer": f"tesla-med {__version__}", "kind": "demo", "complete": True, "seed": seed}
+        write_json(folder / MARKER, head | result.record())
     return result
+
+
+def _run_volumes(
+    task: Task, folder: Path, device: str, seed: int, tell: Progress
+) -> tuple[Path, float, tuple[DemoRow, ...]]:
+    pipeline = load_pipeline(task, RECIPES[task].overrides)
+    sites = {name: _site(folder, task, name, seed, tell) for name in ("source", *TARGETS)}
+    weights, validation = _train(pipeline, sites["source"], folder, device, seed, tell)
+    rows = tuple(_adapt(pipeline, sites[name], weights, folder, device, seed, tell) for name in TARGETS)
+    return weights, validation, rows
 
 
 def _check_folder(folder: Path) -> None:
@@ -249,17 +275,3 @@ def _adapt(
         dice=result.mean_dice or 0.0,
         report=result.out / "report" / "report.html",
     )
-
-
-def _record(result: DemoResult, seed: int) -> dict[str, Any]:
-    rows = [{**asdict(row), "report": row.report.relative_to(result.out).as_posix()} for row in result.rows]
-    return {
-        "writer": f"tesla-med {__version__}",
-        "kind": "demo",
-        "complete": True,
-        "task": result.task,
-        "seed": seed,
-        "validation_dice": result.validation_dice,
-        "sites": rows,
-        "seconds": result.seconds,
-    }
