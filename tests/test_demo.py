@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tesla_med import demo
+from tesla_med import demo, tile_demo
 from tesla_med.cases import find_cases
 from tesla_med.configfiles import load_site
 from tesla_med.demo import run_demo
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.phantoms import TASKS, Task
+from tesla_med.tiles import find_tiles
 
 
 @pytest.fixture
@@ -35,6 +36,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RECIPES", changed)
     monkeypatch.setattr(demo, "SOURCE_CASES", 2)
     monkeypatch.setattr(demo, "TARGET_CASES", 1)
+    few = ("train.steps=4", "train.validate_every=4", "train.batch_size=8", "methods.tesla.weak_views=1")
+    monkeypatch.setattr(tile_demo, "OVERRIDES", (*tile_demo.OVERRIDES, *few, "model.params.width=0.25"))
+    monkeypatch.setattr(tile_demo, "SOURCE_TILES", 3)
+    monkeypatch.setattr(tile_demo, "TARGET_TILES", 2)
 
 
 @pytest.mark.usefixtures("quick")
@@ -99,6 +104,32 @@ def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
     assert run_demo("prostate", tmp_path / "demo", device="cpu").rows
 
 
+@pytest.mark.usefixtures("quick")
+def test_whole_loop_on_tiles(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    stages: list[str] = []
+    result = run_demo("kather", out, device="cpu", progress=lambda stage, done, total: stages.append(stage))
+    assert [row.site for row in result.rows] == ["phantom-easy", "phantom-hard"]
+    record = json.loads((out / "demo.json").read_text())
+    assert record["complete"]
+    assert record["task"] == "kather"
+    for row, kept in zip(result.rows, record["sites"], strict=True):
+        assert row.tiles == 8
+        assert row.report.is_file()
+        assert (out / "runs" / row.site / "predictions.csv").is_file()
+        metrics = json.loads((out / "runs" / row.site / "report" / "metrics.json").read_text())
+        assert kept["accuracy"] == row.accuracy == metrics["adapted"]["accuracy"]
+        assert kept["accuracy_source"] == row.accuracy_source == metrics["source"]["accuracy"]
+        site = load_site(str(out / "site_configs" / "kather" / f"{row.site}.yaml"))
+        found = find_tiles(out / "volumes" / site.institution, site.tiles)
+        assert found.labelled
+        assert not found.skipped
+    assert {"images", "train", "phantom-hard: tiles"} <= set(stages)
+    again = run_demo("prostate", out, device="cpu")
+    assert again.task == "prostate"
+    assert not (out / "site_configs" / "kather").exists()
+
+
 def test_refuses_other_folders(tmp_path: Path) -> None:
     (tmp_path / "volumes").mkdir()
     (tmp_path / "volumes" / "patient.nii.gz").write_bytes(b"precious")
@@ -124,6 +155,22 @@ def test_table_gives_the_change_in_points() -> None:
     row = demo.DemoRow("phantom-hard", 4, 0.50, 0.625, Path("report.html"))
     text = demo.DemoResult("prostate", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
     assert text.splitlines()[1].split() == ["phantom-hard", "4", "50.0", "62.5", "+12.5"]
+
+
+def test_table_of_tiles_gives_the_change_in_points() -> None:
+    row = tile_demo.TileDemoRow("phantom-hard", 320, 0.50, 0.625, Path("report.html"))
+    text = tile_demo.TileDemoResult("kather", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
+    assert text.splitlines()[1].split() == ["phantom-hard", "320", "50.0", "62.5", "+12.5"]
+
+
+@pytest.mark.slow
+def test_adapting_tiles_helps_where_it_should_and_harms_nowhere(tmp_path: Path) -> None:
+    result = run_demo("kather", tmp_path / "demo", device="cpu")
+    assert isinstance(result, tile_demo.TileDemoResult)
+    easy, hard = result.rows
+    assert result.validation_accuracy > 0.85
+    assert 100 * (hard.accuracy - hard.accuracy_source) >= 10
+    assert 100 * (easy.accuracy - easy.accuracy_source) >= -1
 
 
 @pytest.mark.slow
