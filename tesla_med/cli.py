@@ -365,8 +365,11 @@ def statistics(
 
 @app.command(epilog="Example: tesla-med evaluate --predictions runs/F/tesla-N-O/masks --references ./nii")
 def evaluate(
-    predictions: Annotated[Path, typer.Option(help="Folder of masks, or of a run.")],
-    references: Annotated[Path, typer.Option(help="Folder of reference masks.")],
+    predictions: Annotated[Path, typer.Option(help="Folder of masks or of a run, or a predictions.csv.")],
+    references: Annotated[
+        Path | None,
+        typer.Option(help="Folder of references. Tiles: a folder a class, a CSV, or none (column label)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write metrics.csv and summary.json here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse unmatched masks.")] = False,
     empty: Annotated[
@@ -377,11 +380,16 @@ def evaluate(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Score a folder of masks against references, on their own grid."""
+    """Score masks against references on their own grid, or a predictions.csv of tiles against labels."""
     from tesla_med.evaluate import evaluate as evaluate_masks
+    from tesla_med.tile_evaluation import is_tile_table
 
     screen = Screen(quiet, verbose, as_json)
     counted = _choice("--empty", empty, ("skip", "one"))
+    if is_tile_table(predictions):
+        raise typer.Exit(_evaluate_tiles(screen, predictions, references, out, strict))
+    if references is None:
+        raise ConfigError("--references is needed: the folder of reference masks")
     result = evaluate_masks(predictions, references, out=out, strict=strict, empty=counted)
     screen.say(result.coverage)
     for names, text in (
@@ -681,6 +689,45 @@ def _adapt_tiles(screen: Screen, site: str, volumes: Path, options: dict[str, An
     screen.say(f"{result.tiles} tiles, {len(result.failed)} not read. Predictions: {table}")
     screen.result(vars(result))
     return 1 if result.failed else 0
+
+
+def _evaluate_tiles(
+    screen: Screen, predictions: Path, references: Path | None, out: Path | None, strict: bool
+) -> int:
+    from tesla_med.tile_evaluation import class_rows, evaluate_tiles
+
+    result = evaluate_tiles(predictions, references, out=out, strict=strict)
+    screen.say(result.coverage)
+    for names, text in (
+        (result.unread, "without a prediction"),
+        (result.only_predictions, "without a label"),
+        (result.only_references, "labelled but not in the table"),
+    ):
+        if names:
+            screen.say(f"{len(names)} {text}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
+    rows = [
+        [row["class"], str(row["tiles"]), percent(row["accuracy_source"]), percent(row["accuracy"])]
+        for row in class_rows(result)
+    ]
+    models = (result.source, result.adapted)
+    shares = [percent(None if model is None else model.accuracy) for model in models]
+    rows.append(["all", str(result.scored), *shares])
+    screen.table(["class", "tiles", "source right %", "adapted right %"], rows)
+    counts = [
+        [name, *map(str, row)] for name, row in zip(result.classes, result.adapted.confusion, strict=True)
+    ]
+    screen.table(["label", *result.classes], counts, title="Adapted: what tiles of each class were taken for")
+    figures = [
+        [name, "n/a" if value is None else f"{value:.3f}"]
+        for name, value in (
+            ("ECE", result.adapted.ece),
+            ("Brier score", result.adapted.brier),
+            ("NLL, nats", result.adapted.nll),
+        )
+    ]
+    screen.table(["calibration, adapted", ""], figures)
+    screen.result({**result.model_dump(mode="json"), "coverage": result.coverage})
+    return 1 if result.unread else 0
 
 
 def _train_tiles(

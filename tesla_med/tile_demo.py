@@ -28,8 +28,8 @@ OVERRIDES: tuple[str, ...] = (
     "methods.tesla.weak_views=3",
     "methods.tesla.predict_statistics=volume",
 )
-"""What the demo does differently from the pipeline: a narrow network learned from nothing, and batches of half
-a site, each predicted under its own normalisation statistics (those of fewer tiles are too noisy)."""
+"""What the demo does differently from the pipeline: a narrow network learned from nothing, and batches of
+half a site, each predicted under its own normalisation statistics (those of fewer tiles are too noisy)."""
 
 
 @dataclass(frozen=True)
