@@ -31,6 +31,7 @@ from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import NOT_A_DEVICE, choose_protocol, device_name, resolve
+from tesla_med.reports.tile_board import TileBoard
 from tesla_med.runs import RunFolder
 from tesla_med.scoring import normalised_entropy
 from tesla_med.statistics import statistics_for
@@ -123,7 +124,11 @@ def adapt_tiles(
     folder.check(run.settings(), resume=False, overwrite=overwrite, inputs=inputs)
     with output_lock(target):
         folder.prepare(run.settings(), resume=False, overwrite=overwrite)
-        return run.execute(folder, progress or (lambda *_: None), carry)
+        run.board = run.make_board(target)
+        try:
+            return run.execute(folder, progress or (lambda *_: None), carry)
+        finally:
+            run.board.close()
 
 
 class _TileRun:
@@ -170,6 +175,7 @@ class _TileRun:
             log.warning("%s", text)
         self.failed: dict[int, str] = {}
         self.remarks: Counter[str] = Counter()
+        self.board = TileBoard(None, self.pipeline)
 
     def settings(self) -> dict[str, Any]:
         """Return what makes the run what it is."""
@@ -185,6 +191,12 @@ class _TileRun:
             "statistics_sha256": None if self.statistics is None else self.statistics.sha256,
             "tiles": len(self.tiles.paths),
         }
+
+    def make_board(self, out: Path) -> TileBoard:
+        """Return where curves go: nowhere unless the pipeline's reports name TensorBoard."""
+        words = (self.site.id, self.site.institution, self.method_name, self.protocol, f"seed {self.seed}")
+        wanted = "tensorboard" in self.pipeline.reports
+        return TileBoard(out if wanted else None, self.pipeline, ", ".join(words))
 
     def make(self, name: str) -> TTAMethod:
         """Return a method on its own copy of the source model."""
@@ -224,6 +236,7 @@ class _TileRun:
                 probs = self._predicted(method, images) if own else None
                 finite = finite and (probs is not None or method is source)
                 after[batch.index] = before[batch.index] if probs is None else probs
+                self.board.batch(before[batch.index], after[batch.index], self.tiles.labels[batch.index])
             done += len(batch.index) + len(batch.failed)
             progress("tiles", done, len(order))
         if not finite:
@@ -261,7 +274,7 @@ class _TileRun:
             progress("passes over the site", epoch, method.params.epochs)
             method.start_epoch(epoch, images())
             for batch in images():
-                if not _finite(method.adapt(batch)):
+                if not _finite(self.board.told(method.adapt(batch), method)):
                     method.reset()
                     return False
         self.remarks.clear()  # they come again with the predictions
@@ -280,7 +293,7 @@ class _TileRun:
         images = method.to_device(images)
         for epoch in range(method.params.epochs):
             method.start_epoch(epoch, [images])
-            if not _finite(method.adapt(images)):
+            if not _finite(self.board.told(method.adapt(images), method)):
                 return False
         return True
 
@@ -315,7 +328,8 @@ class _TileRun:
         pictures: list[Path] = []
         if "html" in self.pipeline.reports:
             pictures = self._pictures(folder, before[scored], after[scored], scored, figures, after)
-        files = [table, metrics, *pictures]
+        shown = {path.stem: path for path in pictures if path.suffix == ".png"}
+        files = [table, metrics, *pictures, *self.board.finish(figures, shown)]
         manifest = {
             "notice": NOT_A_DEVICE,
             "terms": self.site.terms,
