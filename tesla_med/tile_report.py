@@ -16,13 +16,16 @@ from tesla_med.files import atomic_path
 from tesla_med.tiles import TileSet, read_tile
 
 SHOWN, COLUMNS = 24, 6
-THUMBNAIL, GAP, LINE = 150, 10, 16  # pixels
-INK = "#27313d"
+THUMBNAIL, GAP, LINE, TEXT = 150, 10, 32, 12  # pixels
+INK, WRONG = "#27313d", "#b3261e"
 
 
 def contact_sheet(tiles: TileSet, probs: Any, pipeline: PipelineConfig) -> bytes:
-    """Return a PNG of the least certain tiles with what they were taken for, most uncertain first."""
-    from PIL import Image, ImageDraw
+    """Return a PNG of the least certain tiles with what they were taken for, most uncertain first.
+
+    Where the label is another class it stands below, in red.
+    """
+    from PIL import Image, ImageDraw, ImageFont
 
     from tesla_med.scoring import normalised_entropy
 
@@ -32,11 +35,15 @@ def contact_sheet(tiles: TileSet, probs: Any, pipeline: PipelineConfig) -> bytes
     rows = max(1, -(-len(chosen) // COLUMNS))
     step = THUMBNAIL + GAP
     sheet = Image.new("RGB", (COLUMNS * step + GAP, rows * (step + LINE) + GAP), "white")
-    pen = ImageDraw.Draw(sheet)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    names = {item.value: item.name for item in pipeline.classes}
     for number, place in enumerate(chosen):
         left, top = GAP + number % COLUMNS * step, GAP + number // COLUMNS * (step + LINE)
-        best = int(probs[place].argmax())
-        pen.text((left, top), f"{pipeline.classes[best].name} {100 * probs[place, best]:.0f} %", fill=INK)
+        best, label = int(probs[place].argmax()), int(tiles.labels[place])
+        taken = pipeline.classes[best]
+        pen.text((left, top), f"{taken.name} {100 * probs[place, best]:.0f} %", fill=INK, font=font)
+        if label in names and label != taken.value:
+            pen.text((left, top + LINE // 2), f"label: {names[label]}", fill=WRONG, font=font)
         try:
             array = read_tile(tiles.paths[place]).array
         except DataError:
@@ -49,7 +56,7 @@ def contact_sheet(tiles: TileSet, probs: Any, pipeline: PipelineConfig) -> bytes
 
 
 def confusion_png(figures: Mapping[str, Any], pipeline: PipelineConfig) -> bytes:
-    """Return a PNG: what tiles of each class were taken for, source beside adapted, in %."""
+    """Return a PNG: what tiles of each label were taken for, in % of them, source beside adapted."""
     from matplotlib.figure import Figure
 
     from tesla_med.tile_runs import png_of
@@ -68,6 +75,9 @@ def confusion_png(figures: Mapping[str, Any], pipeline: PipelineConfig) -> bytes
         part.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
         part.set_yticks(range(len(names)), names, fontsize=8)
         part.set_xlabel("taken for", color=INK)
+        part.set_ylabel("label", color=INK)
+        part.tick_params(length=0)
+        part.spines[:].set_color("#aab3bf")
         part.set_title(f"{name}: {100 * figures[name]['accuracy']:.1f} % right", color=INK, fontsize=11)
     return png_of(figure)
 

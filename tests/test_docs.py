@@ -264,13 +264,14 @@ def test_columns_and_files_are_described():
     from tesla_med.evaluate import COLUMNS as EVALUATE_COLUMNS
     from tesla_med.reports.table import COLUMNS
     from tesla_med.runs import PARTS, RunFolder
+    from tesla_med.tile_evaluation import TILE_COLUMNS
     from tesla_med.train import OWN_FILES
 
     text = read("docs/reference/outputs.md")
     folder = RunFolder(Path())
     makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
     files = [str(make("<case>").as_posix()) for make in makers]
-    for name in (*COLUMNS, *EVALUATE_COLUMNS, *PARTS, *OWN_FILES, *files):
+    for name in (*COLUMNS, *EVALUATE_COLUMNS, *TILE_COLUMNS, *PARTS, *OWN_FILES, *files):
         assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
 
 

@@ -209,3 +209,25 @@ def test_the_commands(tmp_path, capsys):
     assert "Right: source" in shown
     assert run_cli([*line, "--dry-run"]) == 2
     assert "starts afresh" in capsys.readouterr().err
+
+
+def test_contact_sheet_marks_tiles_whose_label_is_another_class(tmp_path):
+    import io
+
+    from PIL import Image
+
+    from tesla_med.tile_report import contact_sheet
+    from tesla_med.tiles import find_tiles
+
+    tile_site.make_tiles(tmp_path, 1, size=32)
+    pipeline = load_pipeline("kather")
+
+    def red(labels):
+        probs = np.full((4, 4), 0.1, np.float32) + 0.6 * np.eye(4, dtype=np.float32)[labels]
+        content = contact_sheet(find_tiles(tmp_path, tile_site.FOLDERS), probs, pipeline)
+        strip = np.asarray(Image.open(io.BytesIO(content)))[:42].astype(int)
+        return int((strip[..., 0] > strip[..., 2] + 80).sum())
+
+    right = [int(value) for value in find_tiles(tmp_path, tile_site.FOLDERS).labels]
+    assert red(right) == 0
+    assert red([right[1], *right[1:]]) > 20

@@ -12,6 +12,7 @@ from tesla_med.reports.base import REPORTS, Report
 from tesla_med.types import CaseResult
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
+REGION = "calibration region"
 INK = "#27313d"
 
 
@@ -75,7 +76,9 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
 
 
 def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> bytes | None:
-    """Draw the reliability of the region, a row for each foreground class, source beside adapted.
+    """Draw the reliability of the region, or of all tiles, a row for each foreground class.
+
+    Source stands beside adapted.
 
     Returns:
         A PNG file, or None where no voxel of the region was scored.
@@ -88,6 +91,7 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
     from matplotlib.figure import Figure
 
     classes = pipeline.foreground
+    what, unit = ("every tile", "tiles") if pipeline.task == "classification" else (REGION, "voxels")
     figure = Figure(figsize=(8.6, 0.5 + 4.1 * len(classes)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     rows = figure.subfigures(len(classes), 1, squeeze=False, hspace=0.04)
@@ -95,11 +99,11 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
         grid = part.subplots(
             2, 2, sharex=True, sharey="row", gridspec_kw={"height_ratios": [4, 1], "hspace": 0.02}
         )
-        part.suptitle(f"{item.name} (label {item.value}), calibration region", color=INK, weight="bold")
+        part.suptitle(f"{item.name} (label {item.value}), {what}", color=INK, weight="bold")
         for column, model in enumerate(MODELS):
             _draw(grid[0, column], grid[1, column], summary["region"][model][str(item.value)], model)
         grid[0, 0].set_ylabel("share that is correct", color=INK)
-        grid[1, 0].set_ylabel("voxels", color=INK)
+        grid[1, 0].set_ylabel(unit, color=INK)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
@@ -130,6 +134,7 @@ def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> Non
         markersize=3.2,
         label="mean probability of the bin",
         zorder=4,
+        clip_on=False,
     )
     ece = figures["ece"]
     above.set_title(f"{model}   ECE {'n/a' if ece is None else format(ece, '.3f')}", color=INK, fontsize=11)
