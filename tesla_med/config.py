@@ -170,6 +170,9 @@ class Preprocessing(Section):
     )
     anti_aliasing: bool = False
     model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0,1] is mapped to this")
+    stain_normalisation: bool = Field(
+        False, description="of tiles: bring haematoxylin and eosin to those of a reference (Macenko)"
+    )
 
     @field_validator("orientation")
     @classmethod

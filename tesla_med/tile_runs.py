@@ -252,7 +252,9 @@ class _TileRun:
     def _batches(self, order: list[int], method: TTAMethod) -> Iterator[TileBatch]:
         assert self.pipeline.preprocessing.size is not None  # noqa: S101 - checked at the start
         size = method.params.batch_slices or self.pipeline.predict_batch
-        for batch in stream(self.tiles, order, size, self.pipeline.preprocessing.size):
+        preprocessing = self.pipeline.preprocessing
+        normalise = preprocessing.stain_normalisation
+        for batch in stream(self.tiles, order, size, preprocessing.size, normalise=normalise):
             new = {place: reason for place, reason in batch.failed.items() if place not in self.failed}
             for reason in new.values():
                 log.warning("%s", reason)

@@ -124,7 +124,8 @@ def load_tiles(
     assert pipeline.preprocessing.size is not None  # noqa: S101 - checked at the start
     for tiles in sets:
         kept = np.flatnonzero(tiles.labels != UNLABELLED).tolist()
-        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size):
+        normalise = pipeline.preprocessing.stain_normalisation
+        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, normalise=normalise):
             images += list((255 * batch.images).round().to(torch.uint8))
             labels += [index[int(tiles.labels[place])] for place in batch.index]
             progress("load", len(images), total)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tile_site
 import torch
+from PIL import Image
 
 from tesla_med.adapt import Carry
 from tesla_med.configfiles import load_pipeline
@@ -150,6 +151,31 @@ def test_unlabelled_and_broken_tiles(tiles, weights, tmp_path):
         path.write_bytes(b"broken")
     with pytest.raises(DataError, match="none of its 8 tiles"):
         run(folder, weights, tmp_path / "none")
+
+
+def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
+    folder = tmp_path / "stained"
+    from tesla_med.phantom_tiles import StainSettings, make_tile_site
+
+    make_tile_site(folder, StainSettings(), 2, seed=1)
+    white = np.full((64, 64, 3), 255, np.uint8)
+    Image.fromarray(white).save(next(folder.rglob("*.png")).parent / "white.png")
+    outcome = {}
+    for switch in ("false", "true"):
+        texts = ("reports=[table]", f"preprocessing.stain_normalisation={switch}")
+        result = run(
+            folder,
+            weights,
+            tmp_path / switch,
+            site=tile_site.site(tiles={}),
+            method="source",
+            overrides=texts,
+        )
+        record = json.loads((result.out / "run.json").read_text(encoding="utf-8"))
+        outcome[switch] = (record["tiles_read_with_remarks"], [row["entropy"] for row in rows(result.out)])
+    assert outcome["false"][0] == {}
+    assert any(text.startswith("stains not normalised") for text in outcome["true"][0])
+    assert outcome["false"][1] != outcome["true"][1]
 
 
 def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path):
