@@ -176,6 +176,7 @@ class _TileRun:
         self.failed: dict[int, str] = {}
         self.remarks: Counter[str] = Counter()
         self.board = TileBoard(None, self.pipeline)
+        self.seen: list[npt.NDArray[np.int64]] = []
 
     def settings(self) -> dict[str, Any]:
         """Return what makes the run what it is."""
@@ -236,7 +237,7 @@ class _TileRun:
                 probs = self._predicted(method, images) if own else None
                 finite = finite and (probs is not None or method is source)
                 after[batch.index] = before[batch.index] if probs is None else probs
-                self.board.batch(before[batch.index], after[batch.index], self.tiles.labels[batch.index])
+                self.seen.append(batch.index)
             done += len(batch.index) + len(batch.failed)
             progress("tiles", done, len(order))
         if not finite:
@@ -250,9 +251,9 @@ class _TileRun:
         return self._write(folder, before, after, time.perf_counter() - start)
 
     def _batches(self, order: list[int], method: TTAMethod) -> Iterator[TileBatch]:
-        assert self.pipeline.preprocessing.size is not None  # noqa: S101 - checked at the start
-        size = method.params.batch_slices or self.pipeline.predict_batch
         preprocessing = self.pipeline.preprocessing
+        assert preprocessing.size is not None  # noqa: S101 - checked at the start
+        size = method.params.batch_slices or self.pipeline.predict_batch
         normalise = preprocessing.stain_normalisation
         for batch in stream(self.tiles, order, size, preprocessing.size, normalise=normalise):
             new = {place: reason for place, reason in batch.failed.items() if place not in self.failed}
@@ -331,6 +332,8 @@ class _TileRun:
         if "html" in self.pipeline.reports:
             pictures = self._pictures(folder, before[scored], after[scored], scored, figures, after)
         shown = {path.stem: path for path in pictures if path.suffix == ".png"}
+        for index in self.seen:  # labels are looked at when every prediction is final
+            self.board.batch(before[index], after[index], self.tiles.labels[index])
         files = [table, metrics, *pictures, *self.board.finish(figures, shown)]
         manifest = {
             "notice": NOT_A_DEVICE,

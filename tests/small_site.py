@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import nibabel as nib
@@ -16,6 +17,7 @@ from tesla_med.io import read_volume, save_image
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.phantoms import make_site, preset
+from tesla_med.statistics import compute_statistics
 from tesla_med.transforms import Preprocessor
 
 SMALL = (
@@ -63,6 +65,19 @@ def train_weights(folder: Path) -> Path:
     if not _TRAINED:
         _TRAINED.append(_train(folder))
     return _TRAINED[0]
+
+
+def weights_with_statistics(folder: Path) -> Path:
+    """Return a copy of the trained weights in ``folder`` with source statistics beside it."""
+    trained = train_weights(folder)
+    path = folder / "own" / trained.name
+    path.parent.mkdir()
+    for name in (trained.name, trained.with_suffix(".json").name):
+        shutil.copy(trained.parent / name, path.parent / name)
+    make_volumes(folder / "labelled", 1, name="source")
+    pipeline = load_pipeline("prostate", SMALL)
+    compute_statistics(path, pipeline, [site()], folder / "labelled", device="cpu")
+    return path
 
 
 def _train(folder: Path) -> Path:

@@ -65,6 +65,25 @@ def test_memory_bounds_the_weight_of_the_past():
         assert pooled.mean[0, 0] == pytest.approx(expected)
 
 
+def test_divergence_is_that_of_the_library():
+    from torch.distributions import MultivariateNormal, kl_divergence
+
+    from tesla_med.tta.alignment import JITTER, RIDGE
+
+    moments = [one_group(features(300)), one_group(1.5 * features(200, seed=4) - 1)]
+    anchors = Anchors(moments[0].mean, moments[0].covariance, torch.device("cpu"))
+    ridge = RIDGE * float(moments[0].covariance.max()) * torch.eye(5)
+    gaussians = [
+        MultivariateNormal(
+            item.mean[0],
+            item.covariance[0] + ridge + JITTER * float(item.covariance[0].trace()) * torch.eye(5),
+        )
+        for item in moments
+    ]
+    expected = (kl_divergence(*gaussians) + kl_divergence(*gaussians[::-1])) / 2 / 5
+    assert float(anchors.divergence(moments[1])) == pytest.approx(float(expected), rel=1e-4)
+
+
 def test_divergence_of_gaussians():
     mean, deviation = torch.zeros(1, 3), torch.tensor([1.0, 2.0, 3.0])
     anchors = Anchors(mean, torch.diag(deviation**2)[None], torch.device("cpu"))
@@ -132,19 +151,10 @@ def test_tesla_s_without_weight_learns_as_tesla(make_tta, make_images, make_netw
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Volumes, weights, and source statistics of the weights beside them."""
-    import shutil
-
     folder = tmp_path_factory.mktemp("aligned")
     small_site.make_volumes(folder / "volumes")
-    trained = small_site.train_weights(folder)
-    weights = folder / "own" / trained.name
-    weights.parent.mkdir()
-    for path in (trained, trained.with_suffix(".json")):
-        shutil.copy(path, weights.parent)
-    pipeline = load_pipeline("prostate", small_site.SMALL)
-    path = compute_statistics(weights, pipeline, [small_site.site()], folder / "volumes", device="cpu")
-    assert path == statistics_path(weights)
-    return folder / "volumes", weights, path
+    weights = small_site.weights_with_statistics(folder)
+    return folder / "volumes", weights, statistics_path(weights)
 
 
 def test_a_run_says_which_statistics_it_used(made, tmp_path):
@@ -157,8 +167,8 @@ def test_a_run_says_which_statistics_it_used(made, tmp_path):
         "file": path.name,
         "sha256": sha256(path),
         "sites": ["X"],
-        "cases": 2,
-        "pixels": 2 * small_site.SLICES * 32 * 32,
+        "cases": 1,
+        "pixels": small_site.SLICES * 32 * 32,
     }
     plain = small_site.run(volumes, weights, tmp_path / "plain", method="source")
     assert not plain.failed

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from tesla_med.cli import run as run_cli
 from tesla_med.compare import cells_of, compare_methods
 from tesla_med.configfiles import load_pipeline
 from tesla_med.errors import ConfigError, OutputError
-from tesla_med.statistics import compute_statistics
 from tesla_med.tables import load_table, make_table, table_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,16 +21,7 @@ SITES = ("D", "E")
 @pytest.fixture(scope="module")
 def weights(one_thread, tmp_path_factory):
     """Trained weights with source statistics beside them."""
-    folder = tmp_path_factory.mktemp("small")
-    trained = small.train_weights(folder)
-    path = folder / "own" / trained.name
-    path.parent.mkdir()
-    for name in (trained.name, trained.with_suffix(".json").name):
-        shutil.copy(trained.parent / name, path.parent / name)
-    images = folder / "labelled"
-    small.make_volumes(images, 1, name="source")
-    compute_statistics(path, load_pipeline("prostate", small.SMALL), [small.site()], images, device="cpu")
-    return path
+    return small.weights_with_statistics(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

@@ -704,3 +704,29 @@ def test_plain_cross_entropy_in_place_of_the_flipped_one(make_tesla, make_images
     assert "loss/flipped_cross_entropy" not in result
     flipped._update_student(images, labels)
     assert moved(weights(plain.student), weights(flipped.student))
+
+
+def test_warm_up_makes_running_statistics_the_mean_of_the_batches(make_tta, make_images):
+    method = make_tta(
+        "tesla", learning_rate=0.0, weight_decay=0.0, statistics_warm_up=True, statistics_momentum=0.3
+    )
+    seen = []
+    first = norm_layers(method.teacher)[0]
+
+    def keep(layer, inputs, _):
+        if layer.training and layer.momentum:
+            seen.append(inputs[0].detach())
+
+    handle = first.register_forward_hook(keep)
+    for seed in range(5):
+        method.adapt(make_images(4, seed=seed))
+    handle.remove()
+    variances = [batch.var(dim=(0, 2, 3)) for batch in seen]
+    assert len(variances) == 5
+    expected = torch.stack(variances[:3]).mean(dim=0)  # 1, 1/2 and 1/3, then 0.3
+    for variance in variances[3:]:
+        expected = torch.lerp(expected, variance, 0.3)
+    for network in (method.teacher, method.student):
+        assert torch.allclose(norm_layers(network)[0].running_var, expected, rtol=1e-4)
+    method.reset()
+    assert not torch.allclose(first.running_var, expected, rtol=1e-3)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.distributions import MultivariateNormal, kl_divergence
 
 from tesla_med.config import Section
 from tesla_med.errors import CheckpointError, ConfigError
@@ -121,26 +120,33 @@ class Anchors:
     """
 
     def __init__(self, mean: Tensor, covariance: Tensor, device: torch.device) -> None:
-        self.mean, self.covariance = mean.to(device), covariance.to(device)
-        largest = self.covariance.flatten(1).amax(dim=1).clamp_min(1e-6)
+        self.mean, covariance = mean.to(device), covariance.to(device)
+        largest = covariance.flatten(1).amax(dim=1).clamp_min(1e-6)
         self._identity = torch.eye(mean.shape[1], device=device)
         self._ridge = RIDGE * largest[:, None, None] * self._identity
+        self.covariance = self._regular(covariance)
+        self.precision = torch.cholesky_inverse(torch.linalg.cholesky(self.covariance))
 
     def divergence(self, target: Moments) -> Tensor:
         """Return (K,): the mean of both Kullback-Leibler divergences between the Gaussians, per feature.
 
-        Divided by D, so that one weight suits networks of few and of many features.
+        In the sum of both the determinants cancel; what is left are traces of the product of one's covariance
+        and the other's inverse, and the squared distance of the means under both inverses. Divided by D, so
+        that one weight suits networks of few and of many features.
         """
-        ours = self._gaussian(self.mean, self.covariance)
-        theirs = self._gaussian(target.mean, target.covariance)
-        both = kl_divergence(ours, theirs) + kl_divergence(theirs, ours)
-        result: Tensor = both / (2 * self.mean.shape[1])
+        covariance = self._regular(target.covariance)
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+        step = (target.mean - self.mean)[:, :, None]
+        features = self.mean.shape[1]
+        traces = (self.precision * covariance).sum(dim=(1, 2)) + (precision * self.covariance).sum(dim=(1, 2))
+        apart = (step.mT @ (self.precision + precision) @ step)[:, 0, 0]
+        result: Tensor = (traces - 2 * features + apart) / (4 * features)
         return result
 
-    def _gaussian(self, mean: Tensor, covariance: Tensor) -> MultivariateNormal:
+    def _regular(self, covariance: Tensor) -> Tensor:
         trace = covariance.detach().diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-        known = covariance + self._ridge + JITTER * trace[:, None, None] * self._identity
-        return MultivariateNormal(mean, covariance_matrix=known, validate_args=False)
+        known: Tensor = covariance + self._ridge + JITTER * trace[:, None, None] * self._identity
+        return known
 
 
 def require_statistics(context: MethodContext, model: Network, method: str) -> SourceStatistics:

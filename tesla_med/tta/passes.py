@@ -77,9 +77,10 @@ class GraphPool:
 class NetworkPass:
     """One kind of pass: images (n, C, H, W) in [0, 1] to logits and, where asked for, activations.
 
-    The first shape that comes twice running is captured where ``pool`` wants graphs and the images are
-    on a CUDA device; other shapes run kernel by kernel. All graphs of a pool share memory, so logits must be
-    used, and backward done, before another pass of the pool; activations without gradient are copied out.
+    The first shape that comes twice running, with the same momentum, is captured where ``pool`` wants graphs
+    and the images are on a CUDA device; others run kernel by kernel. All graphs of a pool share memory, so
+    logits must be used, and backward done, before another pass of the pool; activations without gradient
+    are copied out.
 
     Args:
         network: its running statistics move by ``momentum``.
@@ -152,7 +153,7 @@ class NetworkPass:
     def _chosen(self, images: Tensor) -> Run:
         if self._pool is None or not self._pool.wanted or not images.is_cuda:
             return self._run
-        kind = (tuple(images.shape), images.requires_grad)
+        kind = (tuple(images.shape), images.requires_grad, self.momentum)  # a graph keeps the momentum
         if not self._captured and kind == self._last:
             self._capture(images)
             self._captured = kind

@@ -75,6 +75,11 @@ class TeSLAParams(AugmentationParams, MethodParams):
         "clean", description="which passes move running statistics; the release: all"
     )
     statistics_momentum: float = Field(0.1, gt=0, le=1)
+    statistics_warm_up: bool = Field(
+        False,
+        description="the t-th update moves running statistics by 1/t until that falls to "
+        "statistics_momentum, so that they are means over the images seen, without the source's",
+    )
     teacher_clean_moves: int = Field(
         1, ge=1, description="times a clean batch moves the teacher's statistics; the release: 2"
     )
@@ -195,12 +200,19 @@ class TeSLA(AugmentedMethod):
     def adapt(self, images: Tensor) -> Scalars:
         """Do one update of policy, student and teacher on (N, C, H, W) images in [0, 1]."""
         images = self.to_device(images)
+        if self.params.statistics_warm_up:
+            self._set_momentum(max(1.0 / (self.steps + 1), self.params.statistics_momentum))
         pseudo_labels, reference = self._pseudo_labels(images)
         policy_loss = self._update_policy(images, reference)
         scalars = self._update_student(images, pseudo_labels)
         update_teacher(self.teacher, self.student, self.params.teacher_momentum)
         self.steps += 1
         return scalars if policy_loss is None else scalars | {"loss/policy": policy_loss}
+
+    def _set_momentum(self, momentum: float) -> None:
+        """Let clean passes move running statistics by this share of a batch from now on."""
+        self._clean.momentum = 1.0 - (1.0 - momentum) ** self.params.teacher_clean_moves
+        self._learning.momentum = momentum
 
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return refined pseudo-labels (Eq. 5, 6), and the clean activations for the severity term."""

@@ -56,5 +56,5 @@ def known_weights(one_thread, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def small_weights(one_thread, tmp_path_factory):
-    """Weights of a width-4 U-Net, trained once a session."""
-    return small.train_weights(tmp_path_factory.mktemp("small"))
+    """Weights of a width-4 U-Net, trained once a session, with source statistics beside them."""
+    return small.weights_with_statistics(tmp_path_factory.mktemp("small"))

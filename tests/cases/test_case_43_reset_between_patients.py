@@ -26,8 +26,10 @@ def mask_of_a(patients, weights, out, part, **options):
     return files["masks/CaseA_mask.nii.gz"], files["probs/CaseA_prob.nii.gz"]
 
 
-@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
-@pytest.mark.parametrize("method", ADAPTING)
+PAIRS = [(name, protocol) for name in ADAPTING for protocol in METHODS.get(name).protocols]
+
+
+@pytest.mark.parametrize(("method", "protocol"), PAIRS)
 def test_a_alone_and_after_b(patients, small_weights, tmp_path, method, protocol):
     options = {"method": method, "protocol": protocol, "reset": "case"}
     alone = mask_of_a(patients, small_weights, tmp_path / "alone", "alone", **options)
