@@ -65,6 +65,13 @@ SHIFTS = {
     "noise": "Gaussian, standard deviation 0.08 of the range, one draw for all channels",
     "resolution": "sampled at half the resolution with anti-aliasing, and back",
 }
+DEVELOPMENT = {
+    "gamma_up": "x ** 0.55: brighter",
+    "contrast_up": "1.7 times the contrast about the tile's mean",
+    "blur_mild": "Gaussian, sigma 1 px",
+    "noise_mild": "Gaussian, standard deviation 0.05 of the range",
+}
+"""Other shifts, to choose recipes by; figures are those of SHIFTS."""
 UNSHIFTED = "none"
 NOTE = (
     "Not the paper's experiment: grey Kather-16 tiles split by tile (patients unknown), MobileNetV2 trained "
@@ -77,7 +84,7 @@ def shifted(images: Tensor, name: str, seed: int) -> Tensor:
 
     Args:
         images: grey ones have three equal channels, and keep them equal.
-        name: of the shift, or ``none``.
+        name: of the shift, of SHIFTS or DEVELOPMENT, or ``none``.
         seed: of the noise.
     """
     from torchvision.transforms.v2 import functional
@@ -96,8 +103,17 @@ def shifted(images: Tensor, name: str, seed: int) -> Tensor:
     elif name == "resolution":
         small = functional.resize(images, [height // 2, width // 2], antialias=True)
         images = functional.resize(small, [height, width], antialias=True)
+    elif name == "gamma_up":
+        images = functional.adjust_gamma(images, 0.55)
+    elif name == "contrast_up":
+        images = functional.adjust_contrast(images, 1.7)
+    elif name == "blur_mild":
+        images = functional.gaussian_blur(images, [7, 7], [1.0, 1.0])
+    elif name == "noise_mild":
+        noise = torch.randn(len(images), 1, height, width, generator=torch.Generator().manual_seed(5))
+        images = images + 0.05 * noise.to(images.device)
     elif name != UNSHIFTED:
-        raise ValueError(f"no shift {name!r}; known: {', '.join(SHIFTS)}")
+        raise ValueError(f"no shift {name!r}; known: {', '.join((*SHIFTS, *DEVELOPMENT))}")
     return images.clamp(0, 1)
 
 
@@ -421,7 +437,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     content: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/histology.py", *sys.argv[1:]]),
         "note": NOTE,
-        "shifts": SHIFTS,
+        "shifts": SHIFTS | DEVELOPMENT,
         "device": device_name(default_device(options.device)),
         "precision": options.precision,
         "versions": versions(),
@@ -491,7 +507,9 @@ def report(content: Mapping[str, Any]) -> str:
 
 def error_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return error by method, protocol and shift, and their mean over the shifts."""
-    shifts = [name for name in (*SHIFTS, UNSHIFTED) if any(row["shift"] == name for row in rows)]
+    shifts = [
+        name for name in (*SHIFTS, *DEVELOPMENT, UNSHIFTED) if any(row["shift"] == name for row in rows)
+    ]
     made = [name for name in shifts if name != UNSHIFTED]
     columns = [*shifts, "mean of shifts"] if len(made) > 1 else shifts
     lines = [f"| method | protocol | {' | '.join(columns)} | ECE | s |", "|---" * (len(columns) + 4) + "|"]
@@ -559,7 +577,9 @@ def paired_table(
     them. p is McNemar's exact test over tiles, Holm corrected over all entries of the table.
     """
     found = outcomes(rows, targets)
-    shifts = [name for name in SHIFTS if any(row["shift"] == name for row in rows)] or [UNSHIFTED]
+    shifts = [name for name in (*SHIFTS, *DEVELOPMENT) if any(row["shift"] == name for row in rows)] or [
+        UNSHIFTED
+    ]
     columns = [*shifts, "all"] if len(shifts) > 1 else shifts
     entries: dict[tuple[str, str], tuple[float, float | None]] = {}
     order = []
@@ -626,7 +646,7 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, default=Path("histology-weights"), help="folder of networks")
     parser.add_argument("--experiments", nargs="*", default=list(EXPERIMENTS), choices=EXPERIMENTS)
-    parser.add_argument("--shifts", nargs="*", default=list(SHIFTS), choices=tuple(SHIFTS))
+    parser.add_argument("--shifts", nargs="*", default=list(SHIFTS), choices=(*SHIFTS, *DEVELOPMENT))
     parser.add_argument("--methods", nargs="*", default=[], help="default: all that serve tiles")
     parser.add_argument("--protocols", nargs="*", default=["N-O"], choices=PROTOCOLS)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds")

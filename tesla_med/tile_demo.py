@@ -23,13 +23,9 @@ OVERRIDES: tuple[str, ...] = (
     "train.batch_size=32",
     "train.learning_rate=0.004",
     "train.validate_every=200",
-    "methods.tesla.batch_slices=160",
-    "methods.tesla.max_slices=160",
     "methods.tesla.weak_views=3",
-    "methods.tesla.predict_statistics=volume",
 )
-"""What the demo does differently from the pipeline: a narrow network learned from nothing, and batches of
-half a site, each predicted under its own normalisation statistics (those of fewer tiles are too noisy)."""
+"""What the demo does differently from the pipeline: a narrow network learned from nothing on small tiles."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,10 @@ def program():
 
 def test_shifts_are_what_they_say(program):
     grey = tile_site.make_batch(3)[:, :1].expand(-1, 3, -1, -1)
-    found = {name: program.shifted(grey, name, 0) for name in (*program.SHIFTS, program.UNSHIFTED)}
+    found = {
+        name: program.shifted(grey, name, 0)
+        for name in (*program.SHIFTS, *program.DEVELOPMENT, program.UNSHIFTED)
+    }
     assert torch.equal(found["none"], grey)
     assert torch.allclose(found["gamma"], grey**2, atol=1e-6)
     spread = found["contrast"].std(dim=(1, 2, 3)) / grey.std(dim=(1, 2, 3))
