@@ -215,10 +215,15 @@ def adapt(
         options: dict[str, Any] = {"weights": weights, "statistics": statistics}
         options |= {"pipeline": pipeline, "method": method}
         options |= {"out": out, "seed": seed}
-        options |= {"device": device, "overwrite": overwrite, "overrides": tuple(overrides or ())}
+        options |= {
+            "device": device,
+            "resume": resume,
+            "overwrite": overwrite,
+            "overrides": tuple(overrides or ()),
+        }
         options |= {"protocol": _choice("--protocol", protocol, PROTOCOLS)}
         options |= {"reset": _choice("--reset", reset, ("never", "site", "case"))}
-        raise typer.Exit(_adapt_tiles(screen, site, volumes, options, dry_run or resume))
+        raise typer.Exit(_adapt_tiles(screen, site, volumes, options, dry_run))
     plan = make_plan(
         site,
         volumes,
@@ -671,13 +676,20 @@ def _is_tiles(site: str, pipeline: str | None, overrides: Sequence[str] | None) 
     return resolve(site, pipeline, tuple(overrides or ()))[1].task == "classification"
 
 
-def _adapt_tiles(screen: Screen, site: str, volumes: Path, options: dict[str, Any], other: bool) -> int:
-    from tesla_med.tile_runs import adapt_tiles
+def _adapt_tiles(screen: Screen, site: str, volumes: Path, options: dict[str, Any], dry_run: bool) -> int:
+    from tesla_med.tile_runs import adapt_tiles, list_tiles
 
-    if other:
-        raise ConfigError(
-            "--dry-run and --resume are for volumes; a run on tiles starts afresh, with --overwrite"
+    if dry_run:
+        found = list_tiles(site, volumes, **options)
+        counts = [[name, str(count)] for name, count in found["by_class"].items()]
+        screen.table(["class", "tiles"], [*counts, ["no class", str(found["unlabelled"])]])
+        left = ", ".join(f"{count} {reason}" for reason, count in found["skipped"].items()) or "nothing"
+        screen.say(
+            f"{found['tiles']} tiles in {found['folder']}, left out: {left}; method {found['method']}, "
+            f"protocol {found['protocol']}, {found['batches']} batches of {found['batch_size']}"
         )
+        screen.result(found)
+        return 0
     with screen.progress() as progress:
         result = adapt_tiles(site, volumes, progress=progress, **options)
     for name, reason in list(result.failed.items())[:5]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import logging
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import NOT_A_DEVICE, choose_protocol, device_name, resolve
 from tesla_med.reports.tile_board import TileBoard
-from tesla_med.runs import RunFolder
+from tesla_med.runs import RUN_FILE, RunFolder
 from tesla_med.scoring import normalised_entropy
 from tesla_med.statistics import statistics_for
 from tesla_med.tiles import UNLABELLED, TileBatch, TileSet, find_tiles, stream
@@ -79,6 +80,7 @@ def adapt_tiles(
     seed: int = 0,
     device: str = "auto",
     reset: Reset | None = None,
+    resume: bool = False,
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
@@ -101,6 +103,8 @@ def adapt_tiles(
         seed: of the order and of every generator.
         device: auto, cpu or cuda.
         reset: ``site`` or ``never``; tiles are no cases to restart for. Default: the pipeline's.
+        resume: leave a finished run of the same settings as it is; do an interrupted one again from its first
+            tile, which gives the same predictions, since the seed decides.
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
         progress: called as the work goes on.
@@ -121,14 +125,76 @@ def adapt_tiles(
     )
     folder = RunFolder(target)
     inputs = (run.tiles.folder, run.weights)
-    folder.check(run.settings(), resume=False, overwrite=overwrite, inputs=inputs)
+    settings = run.settings()
+    folder.check(settings, resume=resume, overwrite=overwrite, inputs=inputs)
     with output_lock(target):
-        folder.prepare(run.settings(), resume=False, overwrite=overwrite)
+        if resume and folder.complete():
+            return _finished(target)
+        again = resume and (target / RUN_FILE).exists()
+        folder.prepare(settings, resume=False, overwrite=overwrite or again)
+        folder.write_manifest(settings, {"notice": NOT_A_DEVICE}, [], complete=False)
         run.board = run.make_board(target)
         try:
             return run.execute(folder, progress or (lambda *_: None), carry)
         finally:
             run.board.close()
+
+
+def list_tiles(site: str | SiteConfig, volumes: str | Path, **options: Any) -> dict[str, Any]:
+    """Return what :func:`adapt_tiles` would do with the same arguments, and write nothing.
+
+    Returns:
+        ``site``, ``folder``, ``tiles``, ``by_class`` (class name -> tiles), ``unlabelled``, ``skipped``
+        (reason -> files or folders), ``method``, ``protocol``, ``batches`` and ``batch_size``.
+
+    Raises:
+        TeslaMedError: as :func:`adapt_tiles`, but for the output folder.
+    """
+    get = options.get
+    run = _TileRun(
+        site,
+        Path(volumes),
+        get("weights"),
+        get("statistics"),
+        get("pipeline"),
+        get("method"),
+        get("protocol"),
+        get("seed", 0),
+        get("device", "auto"),
+        get("reset"),
+        get("overrides", ()),
+    )
+    method = run.make(run.method_name)
+    size = method.params.batch_slices or run.pipeline.predict_batch
+    return {
+        "site": run.site.id,
+        "folder": str(run.tiles.folder),
+        "tiles": len(run.tiles.paths),
+        "by_class": {item.name: int((run.tiles.labels == item.value).sum()) for item in run.pipeline.classes},
+        "unlabelled": int((run.tiles.labels == UNLABELLED).sum()),
+        "skipped": run.tiles.skipped,
+        "method": run.method_name,
+        "protocol": str(run.protocol),
+        "batches": -(-len(run.tiles.paths) // size),
+        "batch_size": size,
+    }
+
+
+def _finished(out: Path) -> TileResult:
+    """Return the outcome of a run that was finished earlier."""
+    record = json.loads((out / RUN_FILE).read_text(encoding="utf-8"))
+    metrics = out / "report" / "metrics.json"
+    figures = json.loads(metrics.read_text(encoding="utf-8"))
+    accuracy = {name: figures.get(name, {}).get("accuracy") for name in ("adapted", "source")}
+    return TileResult(
+        out,
+        figures["tiles"],
+        record["failed"],
+        accuracy["adapted"],
+        accuracy["source"],
+        (out / "predictions.csv", metrics),
+        tuple(record["notes"]),
+    )
 
 
 class _TileRun:

@@ -14,6 +14,7 @@ from tesla_med.configfiles import load_pipeline
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.tile_runs import adapt_tiles, tile_figures
 from tesla_med.tile_training import train_tiles
+from tesla_med.tta.tesla import TeSLA
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,6 +79,38 @@ def test_training_learns_and_adapting_changes_something(tiles, weights, tmp_path
     adapted = run(tiles, weights, tmp_path / "b", method="tesla")
     assert source.accuracy == source.accuracy_source == adapted.accuracy_source
     assert [row["entropy"] for row in rows(source.out)] != [row["entropy"] for row in rows(adapted.out)]
+
+
+def test_an_interrupted_run_is_done_again_and_a_finished_one_left(tiles, weights, tmp_path, monkeypatch):
+    whole = run(tiles, weights, tmp_path / "whole")
+    out = tmp_path / "out"
+    predict = TeSLA.predict
+
+    def stopped(self, images):
+        if self.steps > 1:
+            raise KeyboardInterrupt
+        return predict(self, images)
+
+    monkeypatch.setattr(TeSLA, "predict", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiles, weights, out)
+    monkeypatch.undo()
+    assert not (out / "predictions.csv").exists()
+    assert json.loads((out / "run.json").read_text(encoding="utf-8"))["complete"] is False
+    with pytest.raises(OutputError, match="give --resume"):
+        run(tiles, weights, out)
+    with pytest.raises(OutputError, match="seed"):
+        run(tiles, weights, out, resume=True, seed=1)
+    done = run(tiles, weights, out, resume=True)
+    assert (out / "predictions.csv").read_bytes() == (whole.out / "predictions.csv").read_bytes()
+    written = (out / "run.json").read_bytes()
+    again = run(tiles, weights, out, resume=True)
+    assert (out / "run.json").read_bytes() == written
+    assert (again.tiles, again.accuracy, again.accuracy_source) == (
+        done.tiles,
+        done.accuracy,
+        done.accuracy_source,
+    )
 
 
 def test_a_run_repeats_and_seeds_differ(tiles, weights, tmp_path):
@@ -233,8 +266,13 @@ def test_the_commands(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "8 tiles, 0 not read" in shown
     assert "Right: source" in shown
-    assert run_cli([*line, "--dry-run"]) == 2
-    assert "starts afresh" in capsys.readouterr().err
+    before = (tmp_path / "o" / "run.json").read_bytes()
+    assert run_cli([*line, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 tiles in" in shown
+    assert "1 batches of 8" in shown
+    assert run_cli([*line, "--resume"]) == 0
+    assert (tmp_path / "o" / "run.json").read_bytes() == before
 
 
 def test_contact_sheet_marks_tiles_whose_label_is_another_class(tmp_path):
