@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tesla_med.config import Section
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.models.base import Network
 from tesla_med.tta.base import MethodContext
-from tesla_med.tta.neighbours import in_frame_of, rows
+from tesla_med.tta.learner import Learner, all_but_head
+from tesla_med.tta.neighbours import head_features, in_frame_of, rows
 
 if TYPE_CHECKING:
     from tesla_med.statistics import SourceStatistics
@@ -193,3 +194,35 @@ def sampled(
     size = logits[0, 0].numel()
     drawn = torch.randperm(size, generator=generator)[:pixels].to(logits.device)
     return rows(in_frame_of(logits, features), drawn), rows(logits, drawn)
+
+
+class AlignedLearner(Learner):
+    """A learner whose features are drawn to the source's; subclasses set ``moments`` in :meth:`setup`.
+
+    Attributes:
+        moments: of the features seen.
+    """
+
+    moments: Moments
+
+    def _adapted(self) -> list[nn.Parameter]:
+        return all_but_head(self.model, self.name)
+
+    @property
+    def _wants_graphs(self) -> bool:
+        return False  # a graph does not hand the features out
+
+    def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (P, D) and logits (P, L) of sampled pixels, with gradient."""
+        with head_features(self.model) as found:
+            logits, _ = self._learning(images)
+        return sampled(logits, found[-1], self.params.feature_pixels, self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the common state and the pooled moments."""
+        return super().state_dict() | {"moments": self.moments.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.moments = Moments.from_state(state["moments"], self.context.device)

@@ -9,18 +9,14 @@ batches seen. The filter by agreement between visits of a sample is left out: im
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from tesla_med.tta.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
+from tesla_med.tta.alignment import AlignedLearner, AlignmentParams, Anchors, Moments, require_statistics
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import Learner, LearnerParams, all_but_head
-from tesla_med.tta.neighbours import head_features
+from tesla_med.tta.learner import LearnerParams
 
 
 class TTACParams(AlignmentParams, LearnerParams):
@@ -36,15 +32,12 @@ class TTACParams(AlignmentParams, LearnerParams):
 
 
 @METHODS.register("ttac")
-class TTAC(Learner):
+class TTAC(AlignedLearner):
     """Class-wise and global Gaussians of features drawn to the source's; see the module's docstring."""
 
     name = "ttac"
     summary = "class-wise and global Gaussians of features aligned with the source's"
-    citation = (
-        "Su et al., Revisiting Realistic Test-Time Training: Sequential Inference and Adaptation by "
-        + ("Anchored Clustering, NeurIPS 2022")
-    )
+    citation = "Su et al., Revisiting Realistic Test-Time Training (anchored clustering), NeurIPS 2022"
     protocols = ("Y-O", "Y-M")
     Params = TTACParams
 
@@ -59,13 +52,6 @@ class TTAC(Learner):
         self.moments = Moments.empty(len(mean), mean.shape[1], device)
         super().setup()
 
-    def _adapted(self) -> list[nn.Parameter]:
-        return all_but_head(self.model, self.name)
-
-    @property
-    def _wants_graphs(self) -> bool:
-        return False  # a graph does not hand the features out
-
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
         """Return the weighted divergences.
 
@@ -73,9 +59,7 @@ class TTAC(Learner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: TTACParams = self.params
-        with head_features(self.model) as found:
-            logits, _ = self._learning(images)
-        features, sampled_logits = sampled(logits, found[-1], p.feature_pixels, self.generator)
+        features, sampled_logits = self._look(images)
         moments = self.moments.pooled(Moments.of(features, self._membership(sampled_logits)))
         self.moments = moments.remembered(p.memory)
         divergence = self.anchors.divergence(moments)
@@ -90,12 +74,3 @@ class TTAC(Learner):
         member = functional.one_hot(winner, logits.shape[1]).float()
         certain = (probability > self.params.confidence).float()[:, None]
         return torch.cat([member * certain, torch.ones_like(certain)], dim=1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the common state and the pooled moments."""
-        return super().state_dict() | {"moments": self.moments.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self.moments = Moments.from_state(state["moments"], self.context.device)

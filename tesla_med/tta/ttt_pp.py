@@ -8,17 +8,13 @@ features. Their self-supervised branch is left out: it needs a source model that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from tesla_med.tta.alignment import AlignmentParams, Moments, require_statistics, sampled
+from tesla_med.tta.alignment import AlignedLearner, AlignmentParams, Moments, require_statistics
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import Learner, LearnerParams, all_but_head
-from tesla_med.tta.neighbours import head_features
+from tesla_med.tta.learner import LearnerParams
 
 
 class TTTPlusPlusParams(AlignmentParams, LearnerParams):
@@ -32,7 +28,7 @@ class TTTPlusPlusParams(AlignmentParams, LearnerParams):
 
 
 @METHODS.register("ttt_pp")
-class TTTPlusPlus(Learner):
+class TTTPlusPlus(AlignedLearner):
     """First and second moments of features aligned with the source's; see the module's docstring."""
 
     name = "ttt_pp"
@@ -49,13 +45,6 @@ class TTTPlusPlus(Learner):
         self.moments = Moments.empty(1, len(source.mean), device)
         super().setup()
 
-    def _adapted(self) -> list[nn.Parameter]:
-        return all_but_head(self.model, self.name)
-
-    @property
-    def _wants_graphs(self) -> bool:
-        return False  # a graph does not hand the features out
-
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
         """Return the weighted distance of the moments.
 
@@ -63,9 +52,7 @@ class TTTPlusPlus(Learner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: TTTPlusPlusParams = self.params
-        with head_features(self.model) as found:
-            logits, _ = self._learning(images)
-        features, _ = sampled(logits, found[-1], p.feature_pixels, self.generator)
+        features, _ = self._look(images)
         everything = torch.ones(len(features), 1, device=features.device)
         moments = self.moments.pooled(Moments.of(features, everything))
         self.moments = moments.remembered(p.memory)
@@ -73,12 +60,3 @@ class TTTPlusPlus(Learner):
         covariance = (moments.covariance[0] - self.source_covariance).square().mean() / 4.0
         loss = p.mean_weight * mean + p.covariance_weight * covariance
         return loss, {"loss/mean": mean.detach(), "loss/covariance": covariance.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the common state and the pooled moments."""
-        return super().state_dict() | {"moments": self.moments.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self.moments = Moments.from_state(state["moments"], self.context.device)
