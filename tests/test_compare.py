@@ -9,7 +9,7 @@ import small_site as small
 
 from tesla_med.cli import run as run_cli
 from tesla_med.compare import cells_of, compare_methods
-from tesla_med.configfiles import load_pipeline
+from tesla_med.compare_tiles import of_tiles
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.tables import load_table, make_table, table_files
 
@@ -212,14 +212,12 @@ def test_every_table_can_be_read_and_names_cells(name):
 @pytest.mark.parametrize("name", sorted(table_files()))
 def test_every_table_runs_on_generated_images(name, weights, volumes, tmp_path):
     whole = load_table(name)
-    if name == "kather":
+    if of_tiles(whole):
         pytest.skip("of tiles: tests/test_compare_tiles.py runs it")
     rows = whole.rows if not name.startswith("sensitivity") else (whole.rows[0], whole.rows[-1])
     first = rows[0].label
     baseline = whole.baseline if whole.baseline in {row.label for row in rows} else first
     table = whole.model_copy(update={"sites": ("E",), "seeds": 1, "rows": rows, "baseline": baseline})
-    if load_pipeline(table.pipeline).task != "segmentation":
-        pytest.skip("a table of tiles, which has a test of its own")
     if not table.pipeline.startswith("prostate"):  # of another organ: the same rows on generated prostates
         table = table.model_copy(update={"pipeline": "prostate"})
     result = compare_methods(
