@@ -225,6 +225,26 @@ def count_case(
     return result
 
 
+def count_region(
+    probs: npt.NDArray[np.float32], reference: IntArray, region: BoolArray, bins: int = 15
+) -> CalibrationCounts:
+    """Count the predicted class of one model inside a region alone; see :func:`count_case`.
+
+    Args:
+        probs: (L, I, J, K) float32 in [0, 1].
+        reference: (I, J, K) class *indices* 0 to L - 1.
+        region: (I, J, K) bool, see :func:`calibration_region`.
+        bins: number of bins.
+
+    Raises:
+        DataError: as :func:`count_case` does.
+    """
+    _check_case(probs, probs, reference, {"region": region}, len(probs))
+    inside, truth = probs[:, region], reference[region]
+    _check_probabilities(inside)
+    return _all_classes(inside, truth, bins)
+
+
 def _slabs(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Yield slabs of the last axis of at most ``SLAB_VOXELS``, or one plane: sums then need little memory."""
     plane = max(1, int(np.prod(shape[:-1])))
@@ -503,15 +523,20 @@ def _count_voxels(
 ) -> dict[str, CalibrationCounts]:
     """Count (L, V) probabilities against (V,) class indices."""
     _check_probabilities(probs)
+    counted = {ALL_CLASSES: _all_classes(probs, reference, bins)}
+    for index, value in enumerate(values):
+        counted[str(int(value))] = count_binary(probs[index], reference == index, bins)
+    return counted
+
+
+def _all_classes(probs: npt.NDArray[np.float32], reference: IntArray, bins: int) -> CalibrationCounts:
+    """Count the predicted class of (L, V) probabilities against (V,) class indices."""
     best = probs.argmax(axis=0)
     confidence = np.clip(_pick(probs, best), 0.0, 1.0)
     of_truth = np.clip(_pick(probs, reference), 0.0, 1.0)
     squares = sum(float(np.square(channel.astype(np.float64)).sum()) for channel in probs)
     brier = squares - 2.0 * float(of_truth.sum()) + len(reference)
-    counted = {ALL_CLASSES: _counts(confidence, best == reference, of_truth, brier, bins)}
-    for index, value in enumerate(values):
-        counted[str(int(value))] = count_binary(probs[index], reference == index, bins)
-    return counted
+    return _counts(confidence, best == reference, of_truth, brier, bins)
 
 
 def _counts(

@@ -431,7 +431,10 @@ def compare(
         str | None,
         typer.Option(help="N-O, N-M, Y-O, Y-M, separated by commas; each method under those it has."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to this less one. Default: 3.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 3.")] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(min=0, help="The first of them, so that parts can be run apart. Default: 0.")
+    ] = None,
     table: Annotated[
         str | None, typer.Option(help="A table of the paper by name, or a YAML file, instead of --methods.")
     ] = None,
@@ -466,13 +469,15 @@ def compare(
     if table is not None:
         chosen = load_table(table)
         given = {"pipeline": pipeline, "sites": names or None, "protocols": wanted, "seeds": seeds}
-        given["baseline"] = baseline
+        given |= {"baseline": baseline, "first_seed": first_seed}
         changes = {key: value for key, value in given.items() if value is not None}
         chosen = type(chosen).model_validate(chosen.model_dump() | changes)
     elif pipeline is None:
         raise ConfigError("say --pipeline and --sites, or --table")
     else:
-        chosen = make_table(pipeline, names, _split(methods), wanted or ("N-O",), seeds or 3, baseline)
+        chosen = make_table(
+            pipeline, names, _split(methods), wanted or ("N-O",), seeds or 3, baseline, first_seed or 0
+        )
     with screen.progress() as progress:
         result = compare_methods(
             chosen,

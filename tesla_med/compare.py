@@ -44,6 +44,8 @@ Bins = dict[Key, list[Mapping[str, Any]]]
 """(row, protocol) -> bins of each site."""
 NOT_SETTINGS = {"reports", "report", "title", "citation", "method", "protocol", "methods", "protocols"}
 """Fields of a pipeline that do not change a cell; of the methods' parameters its own are counted."""
+READERS = 16
+"""Cases read at once while calibration is counted, at most."""
 CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
 
 
@@ -139,7 +141,7 @@ def cells_of(table: TableConfig) -> list[Cell]:
     for row in table.rows:
         method = METHODS.get(row.method)
         fixed = not method.adapts if tiles else method.deterministic
-        seeds = range(1 if fixed else table.seeds)
+        seeds = range(table.first_seed, table.first_seed + (1 if fixed else table.seeds))
         has = [protocol for protocol in table.protocols if protocol in method.protocols]
         for protocol in has if method.adapts else has[:1]:
             found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
@@ -322,7 +324,7 @@ class _Grid:
             device=self.device,
             reset=self.reset,
             overrides=(*self._configs(cell)[2], "reports=[table]"),
-            save_probs=cell.seed == 0,
+            save_probs=cell.seed == self.table.first_seed,
         )
         there = folder.exists()
         result = run_plan(
@@ -376,7 +378,9 @@ class _Grid:
         pictures: dict[str, bytes] = {}
         for name in self.table.sites:
             cells = [
-                cell for cell in self.cells if cell.site == name and cell.seed == 0 and self._is_done(cell)
+                cell
+                for cell in self.cells
+                if cell.site == name and cell.seed == self.table.first_seed and self._is_done(cell)
             ]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
             site = self._configs(cells[0])[0] if cells else None
@@ -464,7 +468,7 @@ class _Grid:
         found: Calibration = {}
         bins: Bins = {}
         for cell in self.cells:
-            if cell.seed == 0 and self._is_done(cell):
+            if cell.seed == self.table.first_seed and self._is_done(cell):
                 figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
                 if figures is not None:
                     bins.setdefault(cell.key, []).append(figures.pop("bins"))
@@ -488,7 +492,9 @@ class _Grid:
         bins: Bins = {}
         for name in self.table.sites:
             cells = [
-                cell for cell in self.cells if cell.site == name and cell.seed == 0 and self._is_done(cell)
+                cell
+                for cell in self.cells
+                if cell.site == name and cell.seed == self.table.first_seed and self._is_done(cell)
             ]
             if not cells:
                 continue
@@ -523,17 +529,14 @@ class _Grid:
             region = calibration.calibration_region(
                 truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis
             )
-            values = [item.value for item in pipeline.classes]
             found = {}
             for key, folder in there.items():
-                probs = np.clip(read_map(folder.probs(case.name), len(values)), 0, 1)
-                counts = calibration.count_case(probs, probs, indices, region, values, pipeline.report.bins)
-                item = counts["adapted"]["region"]["all"]
-                found[key] = calibration.CalibrationCounts.from_json(item)
+                probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
+                found[key] = calibration.count_region(probs, indices, region, pipeline.report.bins)
             return found
 
         cases = find_cases(self.volumes, site, other_sites(site)).cases
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
             yield from pool.map(count, cases)
 
 

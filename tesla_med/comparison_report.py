@@ -22,7 +22,7 @@ NOTES = (
     "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
     "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
     "signed-rank, Holm corrected over rows) are against the baseline, paired by case. Harmed: cases more "
-    "than a point below the baseline. ECE: over one region for all rows, seed 0, mean over sites. "
+    "than a point below the baseline. ECE: over one region for all rows, the first seed, mean over sites. "
     "Not a medical device."
 )
 TILE_NOTES = (
@@ -30,7 +30,7 @@ TILE_NOTES = (
     "seeds; lower is better. Change of the error, in points, its interval (95 %, bootstrap over tiles) and p "
     "(McNemar's exact test over tiles, Holm corrected over rows; over several seeds a tile is won or lost by "
     "the share of seeds that were right) are against the baseline, paired by tile. Harmed: tiles that are "
-    "right less often. ECE: over all labelled tiles, seed 0, mean over sites. Not a medical device."
+    "right less often. ECE: over all labelled tiles, the first seed, mean over sites. Not a medical device."
 )
 
 

@@ -36,7 +36,8 @@ class TableConfig(Section):
     pipeline: str
     sites: tuple[str, ...] = Field(min_length=1)
     protocols: tuple[Protocol, ...] = Field(("N-O",), min_length=1)
-    seeds: int = Field(3, ge=1, description="0 to this less one")
+    seeds: int = Field(3, ge=1, description="how many")
+    first_seed: int = Field(0, ge=0, description="so that parts of a grid can be run apart")
     rows: tuple[Row, ...] = Field(min_length=1)
     baseline: str = Field("source", description="label of the row that others are tested against")
     figures: tuple[Literal["qualitative", "projection", "sanity_check"], ...] = Field(
@@ -86,6 +87,7 @@ def make_table(
     protocols: Sequence[Protocol],
     seeds: int,
     baseline: str | None = None,
+    first_seed: int = 0,
 ) -> TableConfig:
     """Return the table of some methods, a row each; the baseline is ``source`` if it is among them.
 
@@ -100,6 +102,7 @@ def make_table(
         "sites": list(sites),
         "protocols": list(protocols),
         "seeds": seeds,
+        "first_seed": first_seed,
         "rows": rows,
         "baseline": chosen,
     }

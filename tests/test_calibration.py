@@ -15,6 +15,7 @@ from tesla_med.calibration import (
     calibration_region,
     count_binary,
     count_case,
+    count_region,
     merge,
     summarise,
 )
@@ -74,6 +75,15 @@ def test_figures_match_a_plain_loop(seed, bins):
                 assert figures["nll"] == pytest.approx(nll, rel=1e-6)
                 assert figures["bins"]["count"] == counts
                 assert figures["voxels"] == np.count_nonzero(chosen)
+
+
+def test_region_alone_is_counted_as_with_everything_else():
+    _, adapted, reference, region = make_case(3)
+    whole = count_case(adapted, adapted, reference, region, (0, 2, 5), 10)
+    alone = count_region(adapted, reference, region, 10)
+    assert alone.to_json() == whole["adapted"]["region"]["all"]
+    with pytest.raises(DataError, match="differ in shape"):
+        count_region(adapted, reference, region[:-1], 10)
 
 
 def test_confidence_of_one_shares_the_last_bin():

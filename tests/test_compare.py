@@ -151,6 +151,32 @@ def test_cells_are_added_and_a_cut_off_one_is_done_again(weights, volumes, tmp_p
     assert (result.done, result.skipped) == (2, 0)
 
 
+def test_parts_of_a_grid_are_run_apart():
+    whole = cells_of(make_table("prostate", SITES, ("source", "bn", "tesla"), ("N-O", "N-M"), 2))
+    parts = [
+        cells_of(make_table("prostate", SITES, ("source", "bn", "tesla"), ("N-O", "N-M"), 1, first_seed=seed))
+        for seed in (0, 1)
+    ]
+    assert {cell.seed for cell in parts[1]} == {1}
+    learned = [cell.name for part in parts for cell in part if cell.row.method == "tesla"]
+    assert sorted(learned) == sorted(cell.name for cell in whole if cell.row.method == "tesla")
+
+
+def test_calibration_is_that_of_the_first_seed(weights, volumes, tmp_path, capsys):
+    arguments = [
+        *("compare", "--pipeline", "prostate", "--sites", "D", "--volumes", str(volumes), "--methods", "bn"),
+        *("--seeds", "1", "--first-seed", "4", "--weights", str(weights), "--device", "cpu"),
+        *("--out", str(tmp_path / "out")),
+    ]
+    for text in SETTINGS:
+        arguments += ["--set", text]
+    assert run_cli(arguments) == 0
+    with (tmp_path / "out/comparison.csv").open(encoding="utf-8") as stream:
+        assert {row["seed"] for row in csv.DictReader(stream)} == {"4"}
+    figures = json.loads((tmp_path / "out/comparison.json").read_text(encoding="utf-8"))
+    assert figures["rows"][0]["region_calibration"]["D"]["ece"] > 0
+
+
 def test_a_cell_that_cannot_run_is_told_and_the_others_go_on(weights, volumes, tmp_path):
     table = make_table("prostate", ("D", "F"), ("source",), ("N-O",), 1)
     small.make_volumes(tmp_path / "nii/UCL", 1)
