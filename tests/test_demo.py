@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from tesla_med import demo, tile_demo
 from tesla_med.cases import find_cases
@@ -19,7 +18,6 @@ from tesla_med.tiles import find_tiles
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same loop with hardly any work in it."""
-    torch.set_num_threads(2)
     fast = (
         "model.params.width=4",
         "preprocessing.size=[32,32]",

@@ -60,7 +60,6 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def test_training_writes_everything(volumes: Path, tmp_path: Path) -> None:
-    torch.set_num_threads(2)
     seen: list[tuple[str, int, int]] = []
     state = torch.get_rng_state()
     result = train_source(
