@@ -352,6 +352,7 @@ class _Grid:
             costs=self._costs(),
             calibration=measured,
             metric=metric,
+            classes=self._classes(),
         )
         joined = {key: calibration.joined_bins(items) for key, items in bins.items()}
         summary = replace(summary, reliability=joined)
@@ -368,6 +369,11 @@ class _Grid:
         files = [path, *write_report(self.out, self.table, summary, rows, self.problems, more)]
         progress("tables", 1, 1)
         return files, summary
+
+    def _classes(self) -> list[str]:
+        """Return the names of the classes that are scored."""
+        classes = self._configs(self.cells[0])[1].classes
+        return [item.name for item in classes if self.tiles or item.value != 0]
 
     def _figures(self) -> dict[str, bytes]:
         """Return the pictures beyond those of the table, by file name."""

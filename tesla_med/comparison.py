@@ -45,6 +45,7 @@ class Metric:
         case: what a case is called.
         piece: what time is given for.
         as_error: whether tables show 100 % less the value.
+        of_class: column of the tidy rows with the name of the class.
     """
 
     name: str
@@ -53,10 +54,11 @@ class Metric:
     case: str
     piece: str
     as_error: bool = False
+    of_class: str = "class"
 
 
 DICE = Metric("dice", "dice", COLUMNS, "case", "slice")
-ACCURACY = Metric("accuracy", "right", TILE_COLUMNS, "tile", "tile", as_error=True)
+ACCURACY = Metric("accuracy", "right", TILE_COLUMNS, "tile", "tile", as_error=True, of_class="label")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Summary:
         failed: number of cases without a mask by (row, protocol).
         metric: what the figures are.
         reliability: (row, protocol) -> edges, count, confidence and accuracy of bins, over all sites.
+        classes: names, in order, where there is more than one.
+        by_class: (row, protocol, class or ``average``) -> figure over the cases of all sites.
     """
 
     sites: tuple[str, ...]
@@ -132,6 +136,8 @@ class Summary:
     failed: Mapping[Key, int] = field(default_factory=dict)
     metric: Metric = DICE
     reliability: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    by_class: Mapping[tuple[str, str, str], Figure] = field(default_factory=dict)
 
 
 def case_values(
@@ -155,6 +161,7 @@ def summarise(
     costs: Mapping[Key, Cost] | None = None,
     calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] | None = None,
     metric: Metric = DICE,
+    classes: Sequence[str] = (),
 ) -> Summary:
     """Return the table of tidy rows.
 
@@ -166,6 +173,7 @@ def summarise(
         costs: of each row.
         calibration: of each row and site.
         metric: what a case's value is.
+        classes: names, in order, to give figures of; fewer than two give none.
     """
     values = case_values(rows, metric)
     figures: dict[tuple[str, str, str], Figure] = {}
@@ -180,9 +188,41 @@ def summarise(
     paired = _paired(values, order, baseline, metric)
     lost = {(row["row"], row["protocol"], row["site"], row["case"], row["seed"]) for row in _failed(rows)}
     failed = {key: sum(item[:2] == key for item in lost) for key in order}
+    names = tuple(classes) if len(classes) > 1 else ()
     return Summary(
-        tuple(sites), tuple(order), figures, paired, costs or {}, baseline, calibration or {}, failed, metric
+        tuple(sites),
+        tuple(order),
+        figures,
+        paired,
+        costs or {},
+        baseline,
+        calibration or {},
+        failed,
+        metric,
+        classes=names,
+        by_class=_by_class(rows, metric, names) if names else {},
     )
+
+
+def _by_class(
+    rows: Iterable[Mapping[str, Any]], metric: Metric, classes: Sequence[str]
+) -> dict[tuple[str, str, str], Figure]:
+    """Return the figures by class, and their average: the mean over classes, seed by seed."""
+    by_key: dict[Key, dict[str, dict[tuple[str, str, int], float]]] = {}
+    for row in rows:
+        name = row[metric.of_class]
+        if name in classes and row[metric.column] is not None:
+            groups = by_key.setdefault((row["row"], row["protocol"]), {})
+            place = name, f"{row['site']}/{row['case']}", row["seed"]
+            groups.setdefault(name, {})[place] = row[metric.column]
+    found: dict[tuple[str, str, str], Figure] = {}
+    for (label, protocol), groups in by_key.items():
+        for name, cases in groups.items():
+            found[label, protocol, name] = _figure({part[1:]: value for part, value in cases.items()})
+        if len(groups) == len(classes):
+            every = {part: value for cases in groups.values() for part, value in cases.items()}
+            found[label, protocol, AVERAGE] = _average(every, classes)
+    return found
 
 
 def _failed(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -44,6 +44,8 @@ def write_report(
 ) -> list[Path]:
     """Write ``table.md``, ``table.tex``, ``comparison.html``, ``comparison.json`` and the pictures.
 
+    With several classes also ``classes.md`` and ``classes.tex``.
+
     Args:
         out: folder.
         table: what was asked for.
@@ -53,12 +55,19 @@ def write_report(
         more: further pictures by file name.
     """
     header, body = grid(summary)
+    notes, extra = notes_of(summary.metric), class_grid(summary)
     pictures = draw(summary, rows) | dict(more or {})
     texts = {
-        "table.md": markdown(table, header, body, problems, notes_of(summary.metric)),
-        "table.tex": latex(table, header, body),
-        "comparison.html": _html(table, header, body, pictures, problems, notes_of(summary.metric)),
+        "table.md": markdown(table, header, body, problems, notes),
+        "table.tex": latex(table.caption or table.title, header, body),
+        "comparison.html": _html(table, header, body, pictures, problems, notes, extra),
     }
+    if extra is not None:
+        title = f"{table.title}: {extra[0]}"
+        texts["classes.md"] = markdown(
+            table.model_copy(update={"title": title, "caption": ""}), *extra[1:], {}, ""
+        )
+        texts["classes.tex"] = latex(title, *extra[1:])
     written = []
     for name, text in texts.items():
         with atomic_path(out / name) as temporary:
@@ -96,6 +105,28 @@ def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
     body = [_line(summary, key, columns, best) for key in summary.rows]
     used = [index for index in range(len(header)) if any(line[index] for line in body)]
     return [header[index] for index in used], [[line[index] for index in used] for line in body]
+
+
+def class_grid(summary: Summary) -> tuple[str, list[str], list[list[str]]] | None:
+    """Return title, header and cells of accuracy or Dice by class, None without several classes."""
+    columns = [*summary.classes, AVERAGE]
+    if not summary.by_class:
+        return None
+    best = {
+        column: max(
+            (figure.mean for (*_, name), figure in summary.by_class.items() if name == column), default=None
+        )
+        for column in columns
+    }
+    body = []
+    for key in summary.rows:
+        cells = [*key]
+        for column in columns:
+            figure = summary.by_class.get((*key, column))
+            text = NOT_RUN if figure is None else figure_text(figure)
+            cells.append(f"**{text}**" if figure is not None and figure.mean == best[column] else text)
+        body.append(cells)
+    return f"{summary.metric.name} by class, %", ["row", "protocol", *columns], body
 
 
 def _line(summary: Summary, key: Key, columns: Sequence[str], best: Mapping[str, float | None]) -> list[str]:
@@ -148,16 +179,16 @@ def markdown(
     lines = [f"# {table.title}", "", table.caption, ""] if table.caption else [f"# {table.title}", ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in body]
-    lines += ["", notes]
+    lines += ["", notes] if notes else []
     lines += [f"- not run: {name}: {reason}" for name, reason in problems.items()]
     return "\n".join(lines) + "\n"
 
 
-def latex(table: TableConfig, header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def latex(caption: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return the table as LaTeX for the package booktabs."""
     lines = [
         r"\begin{table}",
-        rf"\caption{{{_tex(table.caption or table.title)}}}",
+        rf"\caption{{{_tex(caption)}}}",
         rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}",
         r"\toprule",
         " & ".join(_tex(cell) for cell in header) + r" \\",
@@ -183,20 +214,25 @@ def _html(
     pictures: Mapping[str, bytes],
     problems: Mapping[str, str],
     notes: str,
+    extra: tuple[str, Sequence[str], Sequence[Sequence[str]]] | None,
 ) -> str:
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tesla_med", "reports"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    rows = [
-        [(cell.strip("*"), cell.startswith("**")) for cell in row] for row in body
-    ]  # text and whether it is the best
+    tables = [("", header, body)] if extra is None else [("", header, body), extra]
+    shown = [
+        (
+            title.capitalize(),
+            head,
+            [[(cell.strip("*"), cell.startswith("**")) for cell in row] for row in rows],
+        )
+        for title, head, rows in tables
+    ]  # cells: text and whether it is the best
     images = {name: base64.b64encode(content).decode("ascii") for name, content in pictures.items()}
     template = environment.get_template("comparison.html.j2")
-    return template.render(
-        table=table, header=header, rows=rows, pictures=images, notes=notes, problems=dict(problems)
-    )
+    return template.render(table=table, tables=shown, pictures=images, notes=notes, problems=dict(problems))
 
 
 def as_json(table: TableConfig, summary: Summary, problems: Mapping[str, str]) -> dict[str, Any]:
@@ -221,6 +257,11 @@ def as_json(table: TableConfig, summary: Summary, problems: Mapping[str, str]) -
                 "cost": None if cost is None else vars(cost),
                 "calibration" if summary.metric is ACCURACY else "region_calibration": errors,
                 "failed": summary.failed.get(key, 0),
+                "by_class": {
+                    name: vars(figure)
+                    for (*row, name), figure in summary.by_class.items()
+                    if tuple(row) == key
+                },
             }
         )
     return {

@@ -55,6 +55,30 @@ def test_every_seed_has_an_order_of_its_own(finished):
     assert (result.done, result.skipped, result.problems) == (len(cells), 0, ())
 
 
+def test_accuracy_by_class(finished):
+    out, _, result, _ = finished
+    summary = result.summary
+    rows = [row for row in read(out / "comparison.csv") if (row["row"], row["protocol"]) == ("tesla", "N-O")]
+    names = ("tumour", "stroma", "lymphocytes", "mucosa")
+    assert summary.classes == names
+    means = []
+    for name in names:
+        right = [
+            [float(row["right"]) for row in rows if (row["label"], row["seed"]) == (name, seed)]
+            for seed in "01"
+        ]
+        figure = summary.by_class["tesla", "N-O", name]
+        assert figure.mean == pytest.approx(np.mean(right))
+        assert figure.std == pytest.approx(np.std([np.mean(part) for part in right], ddof=1))
+        assert figure.cases == 8  # of both sites, although their names are the same
+        means.append(figure.mean)
+    assert summary.by_class["tesla", "N-O", "average"].mean == pytest.approx(np.mean(means))
+    text = (out / "classes.md").read_text(encoding="utf-8")
+    assert "| row | protocol | tumour | stroma | lymphocytes | mucosa | average |" in text
+    assert "Accuracy by class, %" in (out / "comparison.html").read_text(encoding="utf-8")
+    assert r"\begin{tabular}" in (out / "classes.tex").read_text(encoding="utf-8")
+
+
 def test_rows_are_tiles(finished):
     out, _, result, _ = finished
     rows = read(out / "comparison.csv")
