@@ -16,7 +16,7 @@ SMALL = (
     *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=60", "train.batch_size=16"),
     "train.learning_rate=0.01",
     *("train.validate_every=20", "methods.tesla.batch_slices=8", "methods.tesla.weak_views=2"),
-    *("protocols.N-M.tesla.epochs=1",),
+    *("protocols.N-M.tesla.epochs=1", "protocols.N-M.tesla.batch_slices=8"),
 )
 FOLDERS = {"TUM": 0, "STR": 1, "LYM": 2, "NORM": 3}
 COLOURS = ((150, 60, 140), (230, 150, 180), (90, 60, 150), (210, 170, 200))
