@@ -336,6 +336,10 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
     probs, finite = adapted_probs(method, source, protocol, images)
     probs = probs.cpu()
     seconds = time.perf_counter() - start
+    updates = method.steps
+    del method, source
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the other processes need the memory of its graphs
     labels = target.labels[order]
     right = torch.empty(len(labels), dtype=torch.bool)
     right[order] = probs.argmax(dim=1) == labels
@@ -348,7 +352,7 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
         "accuracy_by_class": by_class,
         "ece": ece(probs.numpy(), labels.numpy()),
         "finite": finite,
-        "updates": method.steps,
+        "updates": updates,
         "seconds": seconds,
         "right": "".join("1" if value else "0" for value in right.tolist()),
     }

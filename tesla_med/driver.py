@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tesla_med.config import Protocol, Reset
 from tesla_med.datasets import SiteSlices
-from tesla_med.memory import with_less_memory
+from tesla_med.memory import LEAST_TILES, with_less_memory
 from tesla_med.tta.base import Scalars, TTAMethod
 from tesla_med.types import Progress
 
@@ -102,7 +102,9 @@ class Driver:
             self.method.load_state_dict(before)
 
         most = self.method.params.batch_slices or 1
-        finite, _ = with_less_memory(work, restore, (self.method,), most)
+        tiles = self.method.model.task == "classification"
+        least, noun = (LEAST_TILES, "tile") if tiles else (1, "slice")
+        finite, _ = with_less_memory(work, restore, (self.method,), most, least=least, noun=noun)
         return finite
 
     def adapt_and_predict(self, images: Tensor) -> Tensor | None:

@@ -14,6 +14,8 @@ from tesla_med.tta.base import TTAMethod
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LEAST_TILES = 8
+"""Tiles that a batch must have to be learned from: fewer have neither statistics nor a class marginal."""
 _TEXTS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -25,7 +27,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_less_memory(
-    work: Callable[[], T], restore: Callable[[], None], methods: tuple[TTAMethod, ...], most: int
+    work: Callable[[], T],
+    restore: Callable[[], None],
+    methods: tuple[TTAMethod, ...],
+    most: int,
+    *,
+    least: int = 1,
+    noun: str = "slice",
 ) -> tuple[T, str]:
     """Do ``work``; whenever memory runs out, restore the state, halve the slices at once and try again.
 
@@ -36,16 +44,18 @@ def with_less_memory(
         restore: puts back everything that ``work`` may have changed.
         methods: whose batches are made smaller; afterwards they are as they were.
         most: slices in the largest batch of the first try.
+        least: the smallest batch that makes sense; only down to 1 are results brought to the CPU.
+        noun: what a batch is made of.
 
     Returns:
         The result, and what was done for it, "" where the first try went well.
 
     Raises:
-        AdaptationError: memory does not suffice for a single slice; says what was tried.
+        AdaptationError: memory does not suffice for the smallest batch; says what was tried.
     """
     tried: list[str] = []
     try:
-        for limit, stitch in _tries(most):
+        for limit, stitch in _tries(most, least):
             for method in methods:
                 method.use_less_memory(limit, stitch_on_cpu=stitch)
             try:
@@ -54,8 +64,8 @@ def with_less_memory(
                 if not is_out_of_memory(error):
                     raise
             else:
-                return result, f"memory ran out, done with {_words(limit, stitch)}" if tried else ""
-            tried.append(_words(limit or most, stitch))
+                return result, f"memory ran out, done with {_words(limit, stitch, noun)}" if tried else ""
+            tried.append(_words(limit or most, stitch, noun))
             log.warning("out of memory with %s", tried[-1])
             restore()
             if torch.cuda.is_available():
@@ -69,15 +79,16 @@ def with_less_memory(
     )
 
 
-def _tries(most: int) -> Iterator[tuple[int | None, bool]]:
+def _tries(most: int, least: int) -> Iterator[tuple[int | None, bool]]:
     yield None, False
     limit = most
-    while limit > 1:
-        limit //= 2
+    while limit > least:
+        limit = max(limit // 2, least)
         yield limit, False
-    yield 1, True
+    if least == 1:
+        yield 1, True
 
 
-def _words(limit: int | None, stitch: bool) -> str:
-    text = f"{limit} slice{'' if limit == 1 else 's'} at once"
+def _words(limit: int | None, stitch: bool, noun: str) -> str:
+    text = f"{limit} {noun}{'' if limit == 1 else 's'} at once"
     return text + ", stitched on the CPU" if stitch else text

@@ -86,7 +86,7 @@ def average_over_views(
     images: Tensor,
     predict: Callable[[Tensor], Tensor],
     views: int,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     *,
     first: Tensor | None = None,
     scale: float = 0.8,
@@ -101,7 +101,7 @@ def average_over_views(
         images: (N, C, H, W) in [0, 1].
         predict: images in [0, 1] -> probabilities (N, L, H, W).
         views: how many, the unchanged image included.
-        generator: CPU generator of the views.
+        generator: CPU generator of the views; None: the same views at every call.
         first: probabilities of the unchanged image if they are known already.
         scale: see :func:`weak_view_thetas`.
         shift: see :func:`weak_view_thetas`.
@@ -114,6 +114,7 @@ def average_over_views(
     if views <= 1:
         return warp.normalise(total)
     total = total.clone()
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
     for _ in range(views - 1):
         theta = weak_view_thetas(images.shape[0], generator, scale=scale, shift=shift, flip=flip)
         theta = theta.to(images.device, non_blocking=True)

@@ -28,6 +28,7 @@ from tesla_med.cases import site_folder
 from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
+from tesla_med.memory import LEAST_TILES, with_less_memory
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
@@ -243,6 +244,7 @@ class _TileRun:
         self.remarks: Counter[str] = Counter()
         self.board = TileBoard(None, self.pipeline)
         self.seen: list[npt.NDArray[np.int64]] = []
+        self.largest: int | None = None  # batch to learn from, once memory has run out
 
     def settings(self) -> dict[str, Any]:
         """Return what makes the run what it is."""
@@ -298,7 +300,7 @@ class _TileRun:
         for batch in self._batches(order, method):
             if len(batch.index):
                 images = batch.images
-                before[batch.index] = source.predict(images).cpu().numpy()
+                before[batch.index] = self._classified(source, images).cpu().numpy()
                 own = finite and method is not source
                 probs = self._predicted(method, images) if own else None
                 finite = finite and (probs is not None or method is source)
@@ -343,7 +345,7 @@ class _TileRun:
             progress("passes over the site", epoch, method.params.epochs)
             method.start_epoch(epoch, images())
             for batch in images():
-                if not _finite(self.board.told(method.adapt(batch), method)):
+                if not self._learned(method, batch):
                     method.reset()
                     return False
         self.remarks.clear()  # they come again with the predictions
@@ -354,7 +356,7 @@ class _TileRun:
         if self.protocol.endswith("O") and method.adapts and not self._adapted(method, images):
             method.reset()
             return None
-        probs: Probs = method.predict(images).cpu().numpy()
+        probs: Probs = self._classified(method, images).cpu().numpy()
         return probs if np.isfinite(probs).all() else None
 
     def _adapted(self, method: TTAMethod, images: Tensor) -> bool:
@@ -362,9 +364,41 @@ class _TileRun:
         images = method.to_device(images)
         for epoch in range(method.params.epochs):
             method.start_epoch(epoch, [images])
-            if not _finite(self.board.told(method.adapt(images), method)):
+            if not self._learned(method, images):
                 return False
         return True
+
+    def _learned(self, method: TTAMethod, images: Tensor) -> bool:
+        """Learn from a batch, in smaller ones once memory has run out; return whether all was finite."""
+        before = method.state_dict()
+        most = min(len(images), self.largest or len(images))
+
+        def work() -> bool:
+            size = method.at_most(most)
+            if method.limit is not None:
+                self.largest = method.limit
+            parts = images.tensor_split(-(-len(images) // size))
+            return all(_finite(self.board.told(method.adapt(part), method)) for part in parts)
+
+        def restore() -> None:
+            method.load_state_dict(before)
+
+        finite, done = with_less_memory(work, restore, (method,), most, least=LEAST_TILES, noun="tile")
+        if done:
+            self.notes = (*self.notes, done)
+        return finite
+
+    def _classified(self, method: TTAMethod, images: Tensor) -> Tensor:
+        """Return the probabilities of a batch, predicted in smaller parts where memory runs out."""
+        state = method.generator.get_state(), method.noise_generator.get_state()
+
+        def restore() -> None:
+            method.generator.set_state(state[0])
+            method.noise_generator.set_state(state[1])
+
+        most = min(len(images), method.context.predict_batch)
+        probs, _ = with_less_memory(lambda: method.predict(images), restore, (method,), most, noun="tile")
+        return probs
 
     def _save(self, folder: RunFolder, method: TTAMethod) -> None:
         needed = method.deployed_params(None)

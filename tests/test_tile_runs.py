@@ -148,9 +148,10 @@ def test_state_goes_on_where_it_is_carried(tiles, weights, tmp_path):
     assert rows(first.out) == rows(afresh.out) != rows(second.out)
 
 
-def test_adapted_weights_know_how_they_predict(tiles, weights, tmp_path):
-    """Under M the saved network repeats the predictions, whichever statistics they were made with."""
-    texts = ("methods.tesla.predict_statistics=volume", "predict_batch=8", "reports=[table]")
+@pytest.mark.parametrize("statistics", ["volume", "running"])
+def test_adapted_weights_know_how_they_predict(tiles, weights, tmp_path, statistics):
+    """Under M the saved network repeats the predictions, with several views and whichever statistics."""
+    texts = (f"methods.tesla.predict_statistics={statistics}", "predict_batch=8", "reports=[table]")
     adapted = run(tiles, weights, tmp_path / "a", protocol="N-M", overrides=texts)
     saved = adapted.out / "checkpoints" / "adapted.safetensors"
     again = run(tiles, saved, tmp_path / "b", method="source", overrides=texts)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from tesla_med.teacher import Flip, average_over_views
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
@@ -17,6 +18,10 @@ class SourceParams(MethodParams):
         "running", description="normalise by running statistics or by the case's own"
     )
     max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
+    weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
+    weak_shift: float = Field(0.1, ge=0, le=1, description="largest displacement, in halves of the field")
+    weak_flip: Flip = Field("first", description="in-plane axis mirrored: first, last, both or none")
 
 
 @METHODS.register("source")
@@ -38,6 +43,20 @@ class Source(TTAMethod):
     def predict(self, images: Tensor) -> Tensor:
         """Return the model's probabilities (N, L, H, W); its weights and statistics stay as they are."""
         if self.params.statistics == "running":
-            return self.probabilities(self.model, images)
+            return self._averaged(images)
         with self.own_statistics(self.model, images, self.params.max_slices):
+            return self._averaged(images)
+
+    def _averaged(self, images: Tensor) -> Tensor:
+        """Return probabilities, the mean over weak views where there are several (Eq. 5)."""
+        p: SourceParams = self.params
+        if p.predict_views == 1:
             return self.probabilities(self.model, images)
+        return average_over_views(
+            images,
+            lambda view: self.probabilities(self.model, view),
+            p.predict_views,
+            scale=p.weak_scale,
+            shift=p.weak_shift,
+            flip=p.weak_flip,
+        )

@@ -308,14 +308,13 @@ class TeSLA(AugmentedMethod):
         """Return the teacher's probabilities (N, L, H, W), the mean over ``predict_views`` views.
 
         With ``predict_statistics: volume`` the case's slices are normalised by their own statistics;
-        the teacher's running ones are put back afterwards.
+        the teacher's running ones are put back afterwards. Views are the same at every call.
         """
         with self.deployed(images) as teacher:
             result: Tensor = average_over_views(
                 images,
                 lambda view: self.probabilities(teacher, view),
                 self.params.predict_views,
-                self.generator,
                 scale=self.params.weak_scale,
                 shift=self.params.weak_shift,
                 flip=self.params.weak_flip,
@@ -323,6 +322,12 @@ class TeSLA(AugmentedMethod):
             if self.params.neighbour_share > 0:
                 result = with_neighbours(result, self.params.neighbour_share)
         return result
+
+    def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
+        """Return the parameters of ``source`` that repeat the masks: statistics, and views if several."""
+        p: TeSLAParams = self.params
+        views = ("predict_views", "weak_scale", "weak_shift", "weak_flip") if p.predict_views > 1 else ()
+        return super().deployed_params(images) | {name: getattr(p, name) for name in views}
 
     def passes(self, slices: int) -> float:
         """Return forward passes, a backward counted as two: views, policy, and two on the student."""

@@ -7,12 +7,15 @@ back before each try.
 import numpy as np
 import pytest
 import small_site as small
+import tile_site
 import torch
 
 from tesla_med.caseprediction import CasePredictor
 from tesla_med.errors import AdaptationError
 from tesla_med.memory import is_out_of_memory, with_less_memory
+from tesla_med.models.base import MODELS as REGISTRY
 from tesla_med.models.unet import UNet
+from tesla_med.tile_runs import adapt_tiles
 
 CASE = 50
 
@@ -106,6 +109,58 @@ def test_no_memory_at_all_fails_that_case_only(volumes, weights, tmp_path, monke
         name: small.masks(plain.out)[name] for name in names
     }
     assert not list(result.out.rglob("*Case01*mask*"))
+
+
+@pytest.fixture(scope="module")
+def tile_weights(one_thread, tmp_path_factory):
+    return tile_site.train_weights(tmp_path_factory.mktemp("tiles"))
+
+
+def classify(weights, folder, out, largest, monkeypatch, protocol="N-O", method="tent"):
+    """Adapt to 40 tiles in batches of 32 where forwards of more than ``largest`` run out of memory."""
+    network = REGISTRY.get("mobilenet_v2")
+    original, sizes = network.logits, []
+
+    def logits(self, images):
+        if len(images) > largest:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+        sizes.append(len(images))
+        return original(self, images)
+
+    if not folder.exists():
+        tile_site.make_tiles(folder, 10, seed=2, shift=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "logits", logits)
+        result = adapt_tiles(
+            tile_site.site(),
+            folder,
+            weights=weights,
+            method=method,
+            protocol=protocol,
+            out=out,
+            device="cpu",
+            overrides=(*tile_site.SMALL, "protocols={}"),
+        )
+    return result, sizes
+
+
+@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+def test_tiles_are_learned_from_in_smaller_batches(tile_weights, tmp_path, monkeypatch, protocol):
+    result, sizes = classify(tile_weights, tmp_path / "in", tmp_path / "out", 8, monkeypatch, protocol)
+    assert result.tiles == 40
+    assert max(sizes) == 8
+    assert "memory ran out, done with 8 tiles at once" in result.notes
+    assert len(result.notes) == 1  # later batches begin with as many
+
+
+def test_too_few_tiles_are_not_learned_from(tile_weights, tmp_path, monkeypatch):
+    with pytest.raises(AdaptationError, match="32 tiles at once, 16 tiles at once, 8 tiles at once; use"):
+        classify(tile_weights, tmp_path / "in", tmp_path / "out", 4, monkeypatch)
+    assert not list((tmp_path / "out").rglob("predictions.csv"))
+    result, sizes = classify(
+        tile_weights, tmp_path / "in", tmp_path / "plain", 4, monkeypatch, method="source"
+    )
+    assert (result.tiles, max(sizes)) == (40, 4)  # predictions do not depend on the batch
 
 
 class Counter:
