@@ -161,3 +161,11 @@ def environment():
 
     path = str(PROGRAM.parent.parent)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def test_the_results_page_shows_what_its_file_holds(program):
+    docs = PROGRAM.parent.parent / "docs" / "reference"
+    content = json.loads((docs / "results" / "kather.json").read_text(encoding="utf-8"))
+    page = (docs / "results.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- kather -->")[1].split("<!-- /kather -->")[0]
+    assert shown.strip() == program.report(program.merged([content])).strip()
