@@ -650,7 +650,9 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, default=Path("histology-weights"), help="folder of networks")
     parser.add_argument("--experiments", nargs="*", default=list(EXPERIMENTS), choices=EXPERIMENTS)
-    parser.add_argument("--shifts", nargs="*", default=list(SHIFTS), choices=(*SHIFTS, *DEVELOPMENT, UNSHIFTED))
+    parser.add_argument(
+        "--shifts", nargs="*", default=list(SHIFTS), choices=(*SHIFTS, *DEVELOPMENT, UNSHIFTED)
+    )
     parser.add_argument("--methods", nargs="*", default=[], help="default: all that serve tiles")
     parser.add_argument("--protocols", nargs="*", default=["N-O"], choices=PROTOCOLS)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds")

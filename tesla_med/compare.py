@@ -151,6 +151,21 @@ def cells_of(table: TableConfig) -> list[Cell]:
     return found
 
 
+def site_names(sites: Sequence[str]) -> dict[str, str]:
+    """Return the name of each site, its id or the name of its file, and what was given for it.
+
+    Raises:
+        ConfigError: two sites of one name.
+    """
+    found: dict[str, str] = {}
+    for given in sites:
+        name = Path(given).stem if Path(given).suffix in (".yaml", ".yml") else given
+        if name in found:
+            raise ConfigError(f"sites: {found[name]} and {given} share the name {name!r}; rename a file")
+        found[name] = given
+    return found
+
+
 class _Grid:
     """One comparison while it goes on."""
 
@@ -166,6 +181,8 @@ class _Grid:
         guard: bool,
         overrides: tuple[str, ...],
     ) -> None:
+        self.places = site_names(table.sites)
+        table = table.model_copy(update={"sites": tuple(self.places)})
         self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
         self.weights, self.statistics = weights, statistics
         self.overrides = (*overrides, *guard_override(guard))
@@ -247,7 +264,7 @@ class _Grid:
     def _configs(self, cell: Cell) -> tuple[SiteConfig, PipelineConfig, tuple[str, ...]]:
         overrides = (*self.overrides, *cell.row.overrides)
         pipeline = cell.row.pipeline or self.table.pipeline
-        site, config = resolve(cell.site, pipeline, overrides)
+        site, config = resolve(self.places[cell.site], pipeline, overrides)
         return site, config, overrides
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
@@ -291,7 +308,7 @@ class _Grid:
 
         folder = self._folder(cell)
         result = adapt_tiles(
-            cell.site,
+            self.places[cell.site],
             self.volumes,
             weights=self.weights,
             statistics=self._statistics_of(cell),
@@ -312,7 +329,7 @@ class _Grid:
         """Run a cell on volumes and return how many slices they have."""
         folder = self._folder(cell)
         plan = make_plan(
-            cell.site,
+            self.places[cell.site],
             self.volumes,
             weights=self.weights,
             statistics=self._statistics_of(cell),
@@ -416,7 +433,7 @@ class _Grid:
     def _plan(self, cell: Cell, weights: Path | None = None, method: str = "source") -> Plan:
         """Return the plan of a cell, or of prediction with its adapted weights."""
         return make_plan(
-            cell.site,
+            self.places[cell.site],
             self.volumes,
             weights=weights or self.weights,
             pipeline=cell.row.pipeline or self.table.pipeline,

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import small_site as small
 from tesla_med.cli import run as run_cli
 from tesla_med.compare import cells_of, compare_methods
 from tesla_med.compare_tiles import of_tiles
+from tesla_med.configfiles import site_files
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.tables import load_table, make_table, table_files
 
@@ -175,6 +177,21 @@ def test_calibration_is_that_of_the_first_seed(weights, volumes, tmp_path, capsy
         assert {row["seed"] for row in csv.DictReader(stream)} == {"4"}
     figures = json.loads((tmp_path / "out/comparison.json").read_text(encoding="utf-8"))
     assert figures["rows"][0]["region_calibration"]["D"]["ece"] > 0
+
+
+def test_sites_of_files_have_the_names_of_the_files(weights, volumes, tmp_path):
+    path = tmp_path / "sites" / "clinic.yaml"
+    path.parent.mkdir()
+    shutil.copy(site_files("prostate")["D"], path)
+    table = make_table("prostate", (str(path), "D"), ("source",), ("N-O",), 1)
+    options = {"weights": weights, "out": tmp_path / "out", "device": "cpu", "overrides": SETTINGS}
+    result = compare_methods(table, volumes, **options)
+    assert result.summary.sites == ("clinic", "D")
+    assert result.summary.figures["source", "N-O", "clinic"] == result.summary.figures["source", "N-O", "D"]
+    assert (tmp_path / "out/cells/clinic/source-N-O/seed-0/run.json").is_file()
+    twice = make_table("prostate", (str(path), "clinic"), ("source",), ("N-O",), 1)
+    with pytest.raises(ConfigError, match="share the name 'clinic'"):
+        compare_methods(twice, volumes, **options)
 
 
 def test_a_cell_that_cannot_run_is_told_and_the_others_go_on(weights, volumes, tmp_path):
