@@ -16,6 +16,7 @@ class Recorder:
     """A method that writes down what is done to it."""
 
     adapts = True
+    model = SimpleNamespace(task="segmentation")
 
     def __init__(self, *, epochs=1, size=2, draw="ordered", losses=(), fail=None):
         self.params = SimpleNamespace(epochs=epochs, draw=draw, batch_slices=size)
