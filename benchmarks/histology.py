@@ -185,7 +185,7 @@ def data_of(experiment: str, seed: int, options: argparse.Namespace) -> tuple[Ti
         if experiment == "shifts":
             first, second = halves(source.labels, seed)
             if options.limit:
-                second = second[:: max(1, len(second) // options.limit)]
+                second = second[:: -(-len(second) // options.limit)]
             return source[first], source[second], second
         target = folder("kather19_color", "kather19", True)
     return source, target, list(range(len(target.labels)))
@@ -524,8 +524,9 @@ def error_table(rows: list[dict[str, Any]]) -> list[str]:
             shown.append(spread(means_of_seeds(mine, made)))
         shift_rows = [row for row in mine if row["shift"] in made] or mine
         error = np.mean([row["ece"] for row in shift_rows])
-        seconds = np.mean([row["seconds"] for row in shift_rows])
-        lines.append(f"| {name} | {protocol} | {' | '.join(shown)} | {error:.3f} | {seconds:.1f} |")
+        took = [row["seconds"] for row in shift_rows if row["seconds"] is not None]  # null: elsewhere
+        seconds = f"{np.mean(took):.1f}" if took else "n/a"
+        lines.append(f"| {name} | {protocol} | {' | '.join(shown)} | {error:.3f} | {seconds} |")
     return lines
 
 
@@ -663,7 +664,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16", help="on CUDA")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after these")
-    parser.add_argument("--limit", type=int, default=None, help="target tiles of 'shifts', about")
+    parser.add_argument("--limit", type=int, default=None, help="target tiles of 'shifts', at most")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over pipeline kather")
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="tables of earlier --out files")
     parser.add_argument(
