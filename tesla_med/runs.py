@@ -133,10 +133,11 @@ class RunFolder:
         if overwrite:
             self._clear()
         self._write_check()
-        for part in PARTS:  # what a killed run was writing; nobody else writes here
-            for path in (self.out / part).rglob(f"{TEMPORARY}*"):
-                with suppress(OSError):
-                    path.unlink()
+        beside = self.out.glob(f"{TEMPORARY}*")  # of run.json
+        below = (path for part in PARTS for path in (self.out / part).rglob(f"{TEMPORARY}*"))
+        for path in (*beside, *below):  # what a killed run was writing; nobody else writes here
+            with suppress(OSError):
+                path.unlink()
 
     def complete(self) -> bool:
         """Whether run.json says that the run was finished."""

@@ -170,6 +170,17 @@ def test_a_case_that_fails_when_redone_leaves_no_old_mask(weights, tmp_path):
     assert not [name for name in small.files_below(out) if "Case01_mask" in name]
 
 
+@pytest.mark.parametrize("place", [".tmp-0123456789ab.json", "report/.tmp-0123456789ab.csv"])
+def test_what_a_killed_run_was_writing_is_cleared(volumes, weights, whole, tmp_path, place):
+    out = tmp_path / "out"
+    shutil.copytree(whole["case"].out, out)
+    (out / place).write_text("{", encoding="utf-8")
+    (out / "notes.txt").write_text("mine", encoding="utf-8")
+    small.run(volumes, weights, out, reset="case", save_probs=True, resume=True)
+    assert not list(out.rglob(".tmp-*"))
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
 def test_resuming_a_complete_run_changes_nothing(volumes, weights, whole, tmp_path, monkeypatch):
     out = copied(whole, tmp_path)
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
