@@ -291,6 +291,10 @@ class _Grid:
         entry = self.known.get(cell.name)
         return entry is not None and entry["complete"] and RunFolder(self._folder(cell)).complete()
 
+    def _of_first_seed(self) -> list[Cell]:
+        """Return the finished cells of the first seed, whose probabilities are kept."""
+        return [cell for cell in self.cells if cell.seed == self.table.first_seed and self._is_done(cell)]
+
     def _folder(self, cell: Cell) -> Path:
         return self.out / CELLS_FOLDER / cell.name
 
@@ -400,11 +404,7 @@ class _Grid:
 
         pictures: dict[str, bytes] = {}
         for name in self.table.sites:
-            cells = [
-                cell
-                for cell in self.cells
-                if cell.site == name and cell.seed == self.table.first_seed and self._is_done(cell)
-            ]
+            cells = [cell for cell in self._of_first_seed() if cell.site == name]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
             site = self._configs(cells[0])[0] if cells else None
             cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
@@ -490,12 +490,11 @@ class _Grid:
         """Return the calibration of the first seed over all labelled tiles."""
         found: Calibration = {}
         bins: Bins = {}
-        for cell in self.cells:
-            if cell.seed == self.table.first_seed and self._is_done(cell):
-                figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
-                if figures is not None:
-                    bins.setdefault(cell.key, []).append(figures.pop("bins"))
-                    found[cell.row.label, str(cell.protocol), cell.site] = figures
+        for cell in self._of_first_seed():
+            figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
+            if figures is not None:
+                bins.setdefault(cell.key, []).append(figures.pop("bins"))
+                found[cell.row.label, str(cell.protocol), cell.site] = figures
         return found, bins
 
     def _costs(self) -> dict[Key, Cost]:
@@ -514,11 +513,7 @@ class _Grid:
         found: Calibration = {}
         bins: Bins = {}
         for name in self.table.sites:
-            cells = [
-                cell
-                for cell in self.cells
-                if cell.site == name and cell.seed == self.table.first_seed and self._is_done(cell)
-            ]
+            cells = [cell for cell in self._of_first_seed() if cell.site == name]
             if not cells:
                 continue
             sums: dict[Key, calibration.CalibrationCounts] = {}

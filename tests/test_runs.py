@@ -172,8 +172,7 @@ def test_a_case_that_fails_when_redone_leaves_no_old_mask(weights, tmp_path):
 
 @pytest.mark.parametrize("place", [".tmp-0123456789ab.json", "report/.tmp-0123456789ab.csv"])
 def test_what_a_killed_run_was_writing_is_cleared(volumes, weights, whole, tmp_path, place):
-    out = tmp_path / "out"
-    shutil.copytree(whole["case"].out, out)
+    out = copied(whole, tmp_path)
     (out / place).write_text("{", encoding="utf-8")
     (out / "notes.txt").write_text("mine", encoding="utf-8")
     small.run(volumes, weights, out, reset="case", save_probs=True, resume=True)

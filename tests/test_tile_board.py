@@ -33,10 +33,10 @@ def weights(one_thread, tmp_path_factory):
 def run(weights, tmp_path, protocol="N-O", labelled=True, reports="[tensorboard,html]"):
     tile_site.make_tiles(tmp_path / "tiles", 3, seed=3, shift=0.6)
     site = tile_site.site() if labelled else tile_site.site(tiles={})
-    texts = (*tile_site.SMALL, "methods.tesla.batch_slices=4", "protocols.N-M.tesla.batch_slices=4")
-    texts = (*texts, f"reports={reports}")
-    options = {"weights": weights, "out": tmp_path / "out", "device": "cpu", "protocol": protocol}
-    options["overrides"] = texts
+    four = ("methods.tesla.batch_slices=4", "protocols.N-M.tesla.batch_slices=4")
+    texts = (*tile_site.SMALL, *four, f"reports={reports}")
+    out = tmp_path / "out"
+    options = {"weights": weights, "out": out, "device": "cpu", "protocol": protocol, "overrides": texts}
     return adapt_tiles(site, tmp_path / "tiles", pipeline="kather", **options)
 
 

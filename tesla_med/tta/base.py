@@ -23,6 +23,7 @@ from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers, to_model_range
 from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.registry import Registry
+from tesla_med.teacher import average_over_views
 
 if TYPE_CHECKING:
     from tesla_med.statistics import SourceStatistics
@@ -269,6 +270,18 @@ class TTAMethod(ABC):
             part = self.logits(model, batch).softmax(dim=1)
             parts.append(part.cpu() if self.stitch_on_cpu else part)
         return torch.cat(parts).to(images.device)
+
+    def view_mean(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the mean probabilities over ``predict_views`` weak views (Eq. 5), the same at every call."""
+        p: Any = self.params
+        return average_over_views(
+            images,
+            lambda view: self.probabilities(model, view),
+            p.predict_views,
+            scale=p.weak_scale,
+            shift=p.weak_shift,
+            flip=p.weak_flip,
+        )
 
 
 METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta")

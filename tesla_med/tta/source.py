@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.teacher import Flip, average_over_views
+from tesla_med.teacher import Flip
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
@@ -52,11 +52,4 @@ class Source(TTAMethod):
         p: SourceParams = self.params
         if p.predict_views == 1:
             return self.probabilities(self.model, images)
-        return average_over_views(
-            images,
-            lambda view: self.probabilities(self.model, view),
-            p.predict_views,
-            scale=p.weak_scale,
-            shift=p.weak_shift,
-            flip=p.weak_flip,
-        )
+        return self.view_mean(self.model, images)

@@ -29,7 +29,7 @@ from tesla_med.config import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.normalisation import blend_running_statistics, running_statistics
-from tesla_med.teacher import average_over_views, make_teacher, update_teacher
+from tesla_med.teacher import make_teacher, update_teacher
 from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta.augmented import severity as severity
 from tesla_med.tta.base import METHODS, MethodParams, Scalars
@@ -311,14 +311,7 @@ class TeSLA(AugmentedMethod):
         the teacher's running ones are put back afterwards. Views are the same at every call.
         """
         with self.deployed(images) as teacher:
-            result: Tensor = average_over_views(
-                images,
-                lambda view: self.probabilities(teacher, view),
-                self.params.predict_views,
-                scale=self.params.weak_scale,
-                shift=self.params.weak_shift,
-                flip=self.params.weak_flip,
-            )
+            result = self.view_mean(teacher, images)
             if self.params.neighbour_share > 0:
                 result = with_neighbours(result, self.params.neighbour_share)
         return result
