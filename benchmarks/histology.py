@@ -72,6 +72,10 @@ DEVELOPMENT = {
     "noise_mild": "Gaussian, standard deviation 0.05 of the range",
 }
 """Other shifts, to choose recipes by; figures are those of SHIFTS."""
+GAMMA = {"gamma": 2.0, "gamma_up": 0.55}
+CONTRAST = {"contrast": 0.5, "contrast_up": 1.7}
+BLUR = {"blur": (9, 1.5), "blur_mild": (7, 1.0)}  # pixels of the kernel, sigma
+NOISE = {"noise": 0.08, "noise_mild": 0.05}
 UNSHIFTED = "none"
 NOTE = (
     "Not the paper's experiment: grey Kather-16 tiles split by tile (patients unknown), MobileNetV2 trained "
@@ -85,33 +89,25 @@ def shifted(images: Tensor, name: str, seed: int) -> Tensor:
     Args:
         images: grey ones have three equal channels, and keep them equal.
         name: of the shift, of SHIFTS or DEVELOPMENT, or ``none``.
-        seed: of the noise.
+        seed: of the noise of SHIFTS; that of DEVELOPMENT is always the same.
     """
     from torchvision.transforms.v2 import functional
 
     height, width = images.shape[-2:]
-    if name == "gamma":
-        images = functional.adjust_gamma(images, 2.0)
-    elif name == "contrast":
-        images = functional.adjust_contrast(images, 0.5)
-    elif name == "blur":
-        images = functional.gaussian_blur(images, [9, 9], [1.5, 1.5])
-    elif name == "noise":
-        generator = torch.Generator().manual_seed(seed)
+    if name in GAMMA:
+        images = functional.adjust_gamma(images, GAMMA[name])
+    elif name in CONTRAST:
+        images = functional.adjust_contrast(images, CONTRAST[name])
+    elif name in BLUR:
+        size, sigma = BLUR[name]
+        images = functional.gaussian_blur(images, [size, size], [sigma, sigma])
+    elif name in NOISE:
+        generator = torch.Generator().manual_seed(seed if name in SHIFTS else 5)
         noise = torch.randn(len(images), 1, height, width, generator=generator)
-        images = images + 0.08 * noise.to(images.device)
+        images = images + NOISE[name] * noise.to(images.device)
     elif name == "resolution":
         small = functional.resize(images, [height // 2, width // 2], antialias=True)
         images = functional.resize(small, [height, width], antialias=True)
-    elif name == "gamma_up":
-        images = functional.adjust_gamma(images, 0.55)
-    elif name == "contrast_up":
-        images = functional.adjust_contrast(images, 1.7)
-    elif name == "blur_mild":
-        images = functional.gaussian_blur(images, [7, 7], [1.0, 1.0])
-    elif name == "noise_mild":
-        noise = torch.randn(len(images), 1, height, width, generator=torch.Generator().manual_seed(5))
-        images = images + 0.05 * noise.to(images.device)
     elif name != UNSHIFTED:
         raise ValueError(f"no shift {name!r}; known: {', '.join((*SHIFTS, *DEVELOPMENT))}")
     return images.clamp(0, 1)
