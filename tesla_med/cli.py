@@ -425,8 +425,12 @@ def compare(
     pipeline: Pipeline = None,
     sites: Annotated[str | None, typer.Option(help="Site ids, separated by commas.")] = None,
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas. See: tesla-med list methods.")
-    ] = "source,bn,tesla",
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas (see: tesla-med list methods); with --table the rows to run. "
+            "Default: source,bn,tesla; with --table all rows."
+        ),
+    ] = None,
     protocols: Annotated[
         str | None,
         typer.Option(help="N-O, N-M, Y-O, Y-M, separated by commas; each method under those it has."),
@@ -435,9 +439,7 @@ def compare(
     first_seed: Annotated[
         int | None, typer.Option(min=0, help="The first of them, so that parts can be run apart. Default: 0.")
     ] = None,
-    table: Annotated[
-        str | None, typer.Option(help="A table of the paper by name, or a YAML file, instead of --methods.")
-    ] = None,
+    table: Annotated[str | None, typer.Option(help="A table of the paper by name, or a YAML file.")] = None,
     baseline: Annotated[
         str | None, typer.Option(help="Row that the others are tested against. Default: source.")
     ] = None,
@@ -476,7 +478,13 @@ def compare(
         raise ConfigError("say --pipeline and --sites, or --table")
     else:
         chosen = make_table(
-            pipeline, names, _split(methods), wanted or ("N-O",), seeds or 3, baseline, first_seed or 0
+            pipeline,
+            names,
+            _split(methods or "source,bn,tesla"),
+            wanted or ("N-O",),
+            seeds or 3,
+            baseline,
+            first_seed or 0,
         )
     with screen.progress() as progress:
         result = compare_methods(
@@ -489,6 +497,7 @@ def compare(
             reset=_choice("--reset", reset, ("never", "site", "case")),
             guard=guard,
             overrides=tuple(overrides or ()),
+            only=_split(methods) if table is not None and methods is not None else None,
             resume=resume,
             progress=progress,
         )
@@ -496,7 +505,7 @@ def compare(
     screen.table(header, [[cell.strip("*") for cell in row] for row in rows], chosen.title)
     screen.say(f"{result.done} cells run, {result.skipped} there already; table: {out / 'comparison.html'}")
     for name, reason in result.problems:
-        screen.say(f"Not run: {name}: {reason}")
+        sys.stderr.write(f"Not run: {name}: {reason}\n")
     screen.result(figures(chosen, result.summary, dict(result.problems)))
     raise typer.Exit(1 if result.problems or sum(result.summary.failed.values()) else 0)
 
@@ -698,7 +707,7 @@ def _adapt_tiles(screen: Screen, site: str, volumes: Path, options: dict[str, An
     with screen.progress() as progress:
         result = adapt_tiles(site, volumes, progress=progress, **options)
     for name, reason in list(result.failed.items())[:5]:
-        screen.say(f"Not read: {name}: {reason}")
+        sys.stderr.write(f"Not read: {name}: {reason}\n")
     if result.accuracy is not None:
         before, after = percent(result.accuracy_source), percent(result.accuracy)
         screen.say(f"Right: source {before} %, adapted {after} % of {result.tiles} tiles")

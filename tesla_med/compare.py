@@ -27,11 +27,12 @@ from tesla_med.cases import find_cases
 from tesla_med.compare_tiles import calibration_of, of_tiles, predictions
 from tesla_med.comparison import ACCURACY, DICE, Cost, Key, Summary, summarise
 from tesla_med.config import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.errors import ConfigError, OutputError, TeslaMedError
+from tesla_med.errors import ConfigError, DataError, OutputError, TeslaMedError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
 from tesla_med.io import read_map, read_mask, read_reference, read_volume
 from tesla_med.nifti import slice_axis
 from tesla_med.plan import Plan, make_plan, other_sites, resolve
+from tesla_med.registry import unknown_name
 from tesla_med.runs import RunFolder
 from tesla_med.tables import Row, TableConfig
 from tesla_med.tta.base import METHODS
@@ -101,6 +102,7 @@ def compare_methods(
     reset: Reset | None = None,
     guard: bool = False,
     overrides: Sequence[str] = (),
+    only: Sequence[str] | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -116,14 +118,19 @@ def compare_methods(
         reset: as for :func:`tesla_med.adapt_site`; default: the pipeline's for the protocol.
         guard: judge every volume; off by default, so that methods are compared as they are; not for tiles.
         overrides: ``key=value`` texts over the pipelines of all rows.
+        only: labels of the rows to run; default: all. The others are in what is written with what earlier
+            calls left in ``out``, whatever their seeds.
         resume: add to what is in ``out``.
         progress: called as the work goes on.
 
     Raises:
         ConfigError: an unknown name, or no row that can do any of the protocols.
+        DataError: no such ``volumes``.
         OutputError: ``out`` cannot be used, or holds cells made with other settings.
     """
-    grid = _Grid(table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides))
+    grid = _Grid(
+        table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides), only
+    )
     return grid.run(resume, progress or (lambda *_: None))
 
 
@@ -149,6 +156,19 @@ def cells_of(table: TableConfig) -> list[Cell]:
         names = ", ".join(row.method for row in table.rows)
         raise ConfigError(f"none of the methods ({names}) has any of {', '.join(table.protocols)}")
     return found
+
+
+def _with_rows(table: TableConfig, labels: Sequence[str]) -> TableConfig:
+    """Return the table with the rows of these labels alone.
+
+    Raises:
+        ConfigError: no row of this label.
+    """
+    known = [row.label for row in table.rows]
+    for label in labels:
+        if label not in known:
+            raise ConfigError(unknown_name("row of the table", label, known))
+    return table.model_copy(update={"rows": tuple(row for row in table.rows if row.label in labels)})
 
 
 def site_names(sites: Sequence[str]) -> dict[str, str]:
@@ -180,13 +200,15 @@ class _Grid:
         reset: Reset | None,
         guard: bool,
         overrides: tuple[str, ...],
+        only: Sequence[str] | None = None,
     ) -> None:
         self.places = site_names(table.sites)
         table = table.model_copy(update={"sites": tuple(self.places)})
         self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
         self.weights, self.statistics = weights, statistics
         self.overrides = (*overrides, *guard_override(guard))
-        self.cells = cells_of(table)
+        self.wanted = cells_of(table if only is None else _with_rows(table, only))
+        self.cells = self.wanted
         self.tiles = of_tiles(table)
         if self.tiles and guard:
             raise ConfigError("--guard judges volumes; leave it out for tiles")
@@ -195,6 +217,8 @@ class _Grid:
 
     def run(self, resume: bool, progress: Progress) -> Comparison:
         """Run what is missing, then write everything."""
+        if not self.volumes.exists():
+            raise DataError(f"{self.volumes}: no such file or folder; give a folder of images or one image")
         self._open(resume)
         done = skipped = told = 0
         with output_lock(self.out):
@@ -205,17 +229,17 @@ class _Grid:
                     continue
                 carry = Carry() if len(chain) > 1 else None
                 for cell in chain:
-                    progress("cells", told, len(self.cells))
+                    progress("cells", told, len(self.wanted))
                     done += self._attempt(cell, carry)
                     told += 1
-            progress("cells", len(self.cells), len(self.cells))
+            progress("cells", len(self.wanted), len(self.wanted))
             files, summary = self._write(progress)
         return Comparison(self.out, summary, tuple(files), done, skipped, tuple(self.problems.items()))
 
     def _chains(self) -> list[list[Cell]]:
         """Return the cells that must be run together: all sites of a row where state is never reset."""
         chains: dict[tuple[Any, ...], list[Cell]] = {}
-        for cell in self.cells:
+        for cell in self.wanted:
             reset = self.reset or self._configs(cell)[1].reset_for(cell.protocol)
             alone = () if reset == "never" else (cell.site,)
             chains.setdefault((*cell.key, cell.seed, *alone), []).append(cell)
@@ -251,6 +275,7 @@ class _Grid:
             )
         if path.is_file():
             self.known = json.loads(path.read_text(encoding="utf-8"))
+            self.cells = self._with_rows_there()
         for cell in self.cells:
             before = self.known.get(cell.name)
             now = self._settings(cell)
@@ -260,6 +285,16 @@ class _Grid:
                     f"{self.out}: cell {cell.name} was made with other settings ({', '.join(changed)}); use "
                     "the same, or another --out"
                 )
+
+    def _with_rows_there(self) -> list[Cell]:
+        """Return the cells that are to be run and, of the table's other rows, those that are done."""
+        seeds = {int(name.rpartition("-")[2]) for name in self.known} or {0}
+        span = {"first_seed": min(seeds), "seeds": max(seeds) - min(seeds) + 1}
+        running = {cell.row.label for cell in self.wanted}
+        there = [cell for cell in cells_of(self.table.model_copy(update=span)) if self._is_done(cell)]
+        cells = [*self.wanted, *(cell for cell in there if cell.row.label not in running)]
+        order = {row.label: place for place, row in enumerate(self.table.rows)}
+        return sorted(cells, key=lambda cell: order[cell.row.label])
 
     def _configs(self, cell: Cell) -> tuple[SiteConfig, PipelineConfig, tuple[str, ...]]:
         overrides = (*self.overrides, *cell.row.overrides)

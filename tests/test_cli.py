@@ -244,13 +244,27 @@ def test_train_and_statistics(place, capsys):
 @pytest.mark.slow
 def test_quiet_is_silent_in_a_process_of_its_own(place, weights):
     line = ["adapt", "--site", "X", "--volumes", "nii", "--weights", str(weights), "--device", "cpu"]
-    command = [sys.executable, "-m", "tesla_med.cli", *line, *SETS, "--set", "reports=[table,tensorboard]"]
+    command = [sys.executable, "-m", "tesla_med", *line, *SETS, "--set", "reports=[table,tensorboard]"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--quiet"], capture_output=True, env=environment, check=False)  # noqa: S603
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 # ------------------------------------------------------------ what goes wrong
+
+
+def test_quiet_still_says_what_failed(place, weights, capsys):
+    small.truncate(place / "nii/Case00.nii.gz")
+    assert adapt("--quiet", weights=weights) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert [line.split(":")[0] for line in shown.err.splitlines()] == ["Case00"]
+    line = ["compare", "--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--methods", "ttac"]
+    line += ["--protocols", "Y-O", "--seeds", "1", "--weights", str(weights), "--device", "cpu", *SETS]
+    assert run([*line, "--quiet"]) == 1  # no statistics
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Not run: X/ttac-Y-O/seed-0: ")
 
 
 def say_once(capsys, arguments, words, kind=None):

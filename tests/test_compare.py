@@ -12,7 +12,7 @@ from tesla_med.cli import run as run_cli
 from tesla_med.compare import cells_of, compare_methods
 from tesla_med.compare_tiles import of_tiles
 from tesla_med.configfiles import site_files
-from tesla_med.errors import ConfigError, OutputError
+from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.tables import load_table, make_table, table_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,6 +151,42 @@ def test_cells_are_added_and_a_cut_off_one_is_done_again(weights, volumes, tmp_p
     two = make_table("prostate", ("D",), ("source", "bn"), ("N-O",), 1)
     result = compare_methods(two, volumes, resume=True, **options)
     assert (result.done, result.skipped) == (2, 0)
+
+
+def test_rows_of_a_table_are_run_apart_and_shown_together(weights, volumes, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "title: Two calls\npipeline: prostate\nsites: [D]\nseeds: 2\nrows:\n"
+        "  - {label: source, method: source}\n  - {label: ours, method: tesla}\n"
+        "  - {label: slow, method: tesla}\n  - {label: bn, method: bn}\n",
+        encoding="utf-8",
+    )
+
+    def call(*more):
+        arguments = ["compare", "--table", str(path), "--volumes", str(volumes), "--weights", str(weights)]
+        arguments += ["--device", "cpu", "--out", str(tmp_path / "out"), *more]
+        for text in SETTINGS:
+            arguments += ["--set", text]
+        return run_cli(arguments)
+
+    def table():
+        with (tmp_path / "out/comparison.csv").open(encoding="utf-8") as stream:
+            return [(row["row"], row["seed"]) for row in csv.DictReader(stream) if row["case"] == "Case00"]
+
+    assert call("--methods", "bn,ours") == 0
+    assert table() == [("ours", "0"), ("ours", "1"), ("bn", "0")]
+    assert call("--methods", "source,slow", "--seeds", "1", "--resume") == 0
+    assert "2 cells run, 0 there already" in capsys.readouterr().out
+    assert table() == [("source", "0"), ("ours", "0"), ("ours", "1"), ("slow", "0"), ("bn", "0")]
+    assert call("--methods", "nobody", "--resume") == 2
+    assert "unknown row of the table 'nobody'" in capsys.readouterr().err
+
+
+def test_volumes_that_are_not_there_end_it(weights, tmp_path):
+    table = make_table("prostate", ("D",), ("source",), ("N-O",), 1)
+    with pytest.raises(DataError, match="no such file or folder"):
+        compare_methods(table, tmp_path / "nowhere", weights=weights, out=tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
 
 
 def test_parts_of_a_grid_are_run_apart():
