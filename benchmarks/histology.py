@@ -46,6 +46,7 @@ from tesla_med.config import PROTOCOLS, PipelineConfig, SiteConfig
 from tesla_med.configfiles import load_pipeline, load_site
 from tesla_med.driver import Driver
 from tesla_med.errors import TeslaMedError
+from tesla_med.memory import free_device_memory
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
@@ -334,8 +335,7 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
     seconds = time.perf_counter() - start
     updates = method.steps
     del method, source
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the other processes need the memory of its graphs
+    free_device_memory(device)  # the other processes need the memory of its graphs
     labels = target.labels[order]
     right = torch.empty(len(labels), dtype=torch.bool)
     right[order] = probs.argmax(dim=1) == labels

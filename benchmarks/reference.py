@@ -12,7 +12,6 @@ the 2018 grey-matter challenge's scans, not the SCGM 2016 set. Nothing here is t
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -31,6 +30,7 @@ from tesla_med.configfiles import load_pipeline, load_site
 from tesla_med.datasets import CaseLoader, LoadedCase, SiteSlices
 from tesla_med.driver import Driver
 from tesla_med.io import read_reference
+from tesla_med.memory import free_device_memory
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
@@ -251,7 +251,7 @@ def measure_cell(
         context = MethodContext(
             device, seed, pipeline.preprocessing.model_range, options.precision, pipeline.predict_batch
         )
-        gc.collect()  # the last method's networks and graphs
+        free_device_memory(device)  # the last method's networks and graphs
         method = make_method(name, model, pipeline.method_params(name, protocol), context)
         source = make_method("source", model, {}, context)
         start = time.perf_counter()

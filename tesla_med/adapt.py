@@ -24,6 +24,7 @@ from tesla_med.errors import OutputError
 from tesla_med.files import output_lock, sha256
 from tesla_med.guard import Verdict
 from tesla_med.io import write_map, write_mask
+from tesla_med.memory import free_device_memory
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
 from tesla_med.postprocess import keep_largest
@@ -176,6 +177,7 @@ def run_plan(
         progress: called as the work goes on.
         carry: the method starts from its state, and leaves its own there.
     """
+    free_device_memory(plan.device)
     folder = RunFolder(plan.out)
     run = _Run(plan, folder, progress or (lambda *_: None))
     if carry is not None and carry.state is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -17,6 +18,17 @@ T = TypeVar("T")
 LEAST_TILES = 8
 """Tiles that a batch must have to be learned from: fewer have neither statistics nor a class marginal."""
 _TEXTS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+
+
+def free_device_memory(device: torch.device) -> None:
+    """Give back what networks and graphs that nobody uses any more hold on a CUDA device.
+
+    A method and its passes refer to each other, so they stay until Python looks for such cycles, which it
+    does not do because a device is full.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -68,6 +80,7 @@ def with_less_memory(
             tried.append(_words(limit or most, stitch, noun))
             log.warning("out of memory with %s", tried[-1])
             restore()
+            gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     finally:

@@ -28,7 +28,7 @@ from tesla_med.cases import site_folder
 from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
-from tesla_med.memory import LEAST_TILES, with_less_memory
+from tesla_med.memory import LEAST_TILES, free_device_memory, with_less_memory
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
@@ -118,6 +118,7 @@ def adapt_tiles(
         AdaptationError: the method cannot adapt this model.
         OutputError: the output folder cannot be used.
     """
+    free_device_memory(default_device(device))
     run = _TileRun(
         site, Path(volumes), weights, statistics, pipeline, method, protocol, seed, device, reset, overrides
     )

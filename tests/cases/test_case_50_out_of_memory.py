@@ -4,15 +4,19 @@ Half the slices, down to one, then one with results brought to the CPU one by on
 back before each try.
 """
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import small_site as small
 import tile_site
 import torch
 
+from tesla_med import plan
 from tesla_med.caseprediction import CasePredictor
 from tesla_med.errors import AdaptationError
-from tesla_med.memory import is_out_of_memory, with_less_memory
+from tesla_med.memory import free_device_memory, is_out_of_memory, with_less_memory
 from tesla_med.models.base import MODELS as REGISTRY
 from tesla_med.models.unet import UNet
 from tesla_med.tile_runs import adapt_tiles
@@ -198,3 +202,31 @@ def test_other_errors_are_not_tried_again():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_networks_of_the_last_run_are_freed_before_the_next(volumes, weights, tmp_path, monkeypatch):
+    networks = []
+    build = plan.Plan.make_method
+
+    def make(self, name, *more):
+        method = build(self, name, *more)
+        networks.append(weakref.ref(method.model))
+        return method
+
+    def free(device):
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(device.type))
+        free_device_memory(torch.device("cuda"))
+
+    freed = []
+    monkeypatch.setattr(plan.Plan, "make_method", make)
+    monkeypatch.setattr("tesla_med.adapt.free_device_memory", free)
+    gc.disable()  # a collection of its own would hide one that is missing
+    try:
+        small.run(volumes, weights, tmp_path / "one")
+        first = list(networks)
+        small.run(volumes, weights, tmp_path / "two")
+    finally:
+        gc.enable()
+    assert freed == ["cpu", "cpu"]
+    assert first
+    assert all(reference() is None for reference in first)
