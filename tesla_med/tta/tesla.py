@@ -259,6 +259,22 @@ class TeSLA(AugmentedMethod):
         """Take one student step: Eq. 3 on the clean images, Eq. 4 on adversarial views."""
         p: TeSLAParams = self.params
         self.optimizer.zero_grad(set_to_none=True)
+        scalars = self._learn(images, pseudo_labels)
+        distilled = torch.zeros((), device=images.device)
+        if p.distillation_weight > 0:
+            distilled = self._distil(images, pseudo_labels)
+            (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
+        if p.clip_norm is not None:
+            clip_each(self.student, p.clip_norm)
+        self.optimizer.step()
+        return scalars | {"loss/distillation": distilled.detach()}
+
+    def _learn(self, images: Tensor, pseudo_labels: Tensor) -> Scalars:
+        """Add the gradient of the self-learning loss on the clean images (Eq. 3), and return its terms.
+
+        The graph ends here: a pass cannot be captured while one of the same parameters is alive.
+        """
+        p: TeSLAParams = self.params
         prior = self._prior(images, pseudo_labels)
         logits, added, record = self._clean_terms(images)
         weight = self._pixel_weight(pseudo_labels)
@@ -268,17 +284,9 @@ class TeSLA(AugmentedMethod):
         marginal = losses.class_marginal(logits, prior)
         loss = self_learned + p.marginal_weight * marginal
         (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
-        distilled = torch.zeros((), device=images.device)
-        if p.distillation_weight > 0:
-            distilled = self._distil(images, pseudo_labels)
-            (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
-        if p.clip_norm is not None:
-            clip_each(self.student, p.clip_norm)
-        self.optimizer.step()
         return {
             "loss/cross_entropy" if plain else "loss/flipped_cross_entropy": self_learned.detach(),
             "loss/class_marginal": marginal.detach(),
-            "loss/distillation": distilled.detach(),
             **record,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from tesla_med.config import PROTOCOLS
 from tesla_med.errors import AdaptationError, ConfigError
 from tesla_med.tta import METHODS, MethodParams, TTAMethod
+from tesla_med.tta.passes import NetworkPass
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EVERY = pytest.mark.parametrize("name", METHODS.names())
@@ -190,6 +192,41 @@ def test_the_given_network_is_not_touched(name, make_tta, make_network, make_ima
 def test_cost_grows_with_the_slices(name, make_tta):
     method = make_tta(name, **few_steps(name, "N-O"))
     assert 0 < method.passes(4) < method.passes(40)
+
+
+def parameters_of_living_graphs():
+    """Return the ids of parameters that some graph of a tensor that is still there leads to."""
+    gc.collect()
+    kinds = torch.Tensor, torch.nn.Parameter
+    tensors = [item for item in gc.get_objects() if type(item) in kinds and item.grad_fn is not None]
+    found, seen, open_nodes = set(), set(), [item.grad_fn for item in tensors]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        open_nodes += [after for after, _ in node.next_functions if after is not None]
+    return found
+
+
+@EVERY
+def test_no_graph_of_the_network_lives_when_a_pass_may_be_captured(name, make_tta, make_images, monkeypatch):
+    method = make_tta(name, **few_steps(name, METHODS.get(name).protocols[0]))
+    called = NetworkPass.with_features
+    learned = []
+
+    def checked(self, images):
+        if self._pool is not None and self._gradient:
+            mine = {id(parameter) for parameter in self.network.parameters() if parameter.requires_grad}
+            learned.append(bool(mine))
+            assert not mine & parameters_of_living_graphs()
+        return called(self, images)
+
+    monkeypatch.setattr(NetworkPass, "with_features", checked)
+    drive(method, METHODS.get(name).protocols[0], make_images(6, 32, 32))
+    assert any(learned) or name not in {"tesla", "tesla_s", "tent", "cotta"}
 
 
 @EVERY
