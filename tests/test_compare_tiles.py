@@ -9,9 +9,10 @@ import tile_site
 
 from tesla_med.cli import run as run_cli
 from tesla_med.compare import cells_of, compare_methods
+from tesla_med.compare_tiles import of_tiles
 from tesla_med.comparison import TILE_COLUMNS, mcnemar
 from tesla_med.errors import ConfigError, OutputError
-from tesla_med.tables import Row, load_table, make_table
+from tesla_med.tables import Row, load_table, make_table, table_files
 from tesla_med.tta import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -215,11 +216,22 @@ def test_rows_of_the_papers_table():
 
 
 @pytest.mark.slow
-def test_the_papers_table_runs_on_generated_tiles(weights, tiles, tmp_path):
-    table = load_table("kather").model_copy(update={"seeds": 1, "protocols": ("N-O", "Y-O")})
+@pytest.mark.parametrize("name", [name for name in sorted(table_files()) if of_tiles(load_table(name))])
+def test_every_table_of_tiles_runs_on_generated_tiles(name, weights, tiles, tmp_path):
+    whole = load_table(name)
+    rows = whole.rows if not name.startswith("sensitivity") else (whole.rows[0], whole.rows[-1])
+    changes = {"seeds": 1, "protocols": ("N-O", "Y-O"), "rows": rows, "baseline": rows[0].label}
     few = (*SETTINGS, "methods.shot.batch_slices=8", "methods.adacontrast.batch_slices=8", "protocols={}")
-    result = compare_methods(table, tiles, weights=weights, out=tmp_path / "out", device="cpu", overrides=few)
+    result = compare_methods(
+        whole.model_copy(update=changes),
+        tiles,
+        weights=weights,
+        out=tmp_path / "out",
+        device="cpu",
+        overrides=few,
+    )
     assert result.problems == ()
+    assert {key[0] for key in result.summary.rows} == {row.label for row in rows}
     assert set(result.summary.rows) == {key[:2] for key in result.summary.figures}
     text = (tmp_path / "out/table.md").read_text(encoding="utf-8")
-    assert all(f"| {row.label} |" in text for row in table.rows)
+    assert all(f"| {row.label} |" in text for row in rows)
