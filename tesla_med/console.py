@@ -13,6 +13,22 @@ from typing import Any
 from tesla_med.types import Progress
 
 
+class _Once(logging.Filter):
+    """Lets every warning through once: the cells of a comparison give the same ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        text = record.getMessage()
+        new = text not in self._said
+        self._said.add(text)
+        return new
+
+
 @dataclass(frozen=True)
 class Screen:
     """How much to say, and how.
@@ -31,6 +47,7 @@ class Screen:
         """Send the package's log to standard error at the level asked for."""
         level = logging.ERROR if self.quiet else logging.INFO if self.verbose else logging.WARNING
         handler = logging.StreamHandler(sys.stderr)
+        handler.addFilter(_Once())
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         logger = logging.getLogger("tesla_med")
         logger.handlers[:] = [handler]

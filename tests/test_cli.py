@@ -253,6 +253,15 @@ def test_quiet_is_silent_in_a_process_of_its_own(place, weights):
 # ------------------------------------------------------------ what goes wrong
 
 
+def test_a_warning_that_every_cell_gives_is_said_once(place, weights, capsys):
+    line = ["compare", "--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--methods", "source,bn"]
+    line += ["--seeds", "1", "--weights", str(weights), "--device", "cpu", "--set", "reports=[table]"]
+    assert run(line) == 0
+    told = [text for text in capsys.readouterr().err.splitlines() if "taken from the weights' card" in text]
+    assert told
+    assert len(told) == len(set(told))
+
+
 def test_quiet_still_says_what_failed(place, weights, capsys):
     small.truncate(place / "nii/Case00.nii.gz")
     assert adapt("--quiet", weights=weights) == 1
