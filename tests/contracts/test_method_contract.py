@@ -196,7 +196,6 @@ def test_cost_grows_with_the_slices(name, make_tta):
 
 def parameters_of_living_graphs():
     """Return the ids of parameters that some graph of a tensor that is still there leads to."""
-    gc.collect()
     kinds = torch.Tensor, torch.nn.Parameter
     tensors = [item for item in gc.get_objects() if type(item) in kinds and item.grad_fn is not None]
     found, seen, open_nodes = set(), set(), [item.grad_fn for item in tensors]
@@ -224,6 +223,7 @@ def test_no_graph_of_the_network_lives_when_a_pass_may_be_captured(name, make_tt
             assert not mine & parameters_of_living_graphs()
         return called(self, images)
 
+    gc.collect()
     monkeypatch.setattr(NetworkPass, "with_features", checked)
     drive(method, METHODS.get(name).protocols[0], make_images(6, 32, 32))
     assert any(learned) or name not in {"tesla", "tesla_s", "tent", "cotta"}
