@@ -480,7 +480,7 @@ def compare(
         chosen = make_table(
             pipeline,
             names,
-            _split(methods or "source,bn,tesla"),
+            _split("source,bn,tesla" if methods is None else methods),
             wanted or ("N-O",),
             seeds or 3,
             baseline,
@@ -506,6 +506,9 @@ def compare(
     screen.say(f"{result.done} cells run, {result.skipped} there already; table: {out / 'comparison.html'}")
     for name, reason in result.problems:
         sys.stderr.write(f"Not run: {name}: {reason}\n")
+    for (label, protocol), count in result.summary.failed.items():
+        if count:
+            sys.stderr.write(f"{label} {protocol}: {count} failed; reasons in {out / 'cells'}\n")
     screen.result(figures(chosen, result.summary, dict(result.problems)))
     raise typer.Exit(1 if result.problems or sum(result.summary.failed.values()) else 0)
 

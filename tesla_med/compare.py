@@ -278,11 +278,16 @@ class _Grid:
         if path.is_file():
             self.known = json.loads(path.read_text(encoding="utf-8"))
             self.cells = self._with_rows_there()
+        running = {cell.name for cell in self.wanted}
         for cell in self.cells:
             before = self.known.get(cell.name)
+            if before is None:
+                continue
             now = self._settings(cell)
-            if before is not None and before["settings"] != now:
-                changed = [key for key in now if before["settings"].get(key) != now[key]]
+            shown = ("method", "weights")  # the call that ran it may have had other options
+            keys = now if cell.name in running else shown
+            changed = [key for key in keys if before["settings"].get(key) != now[key]]
+            if changed:
                 raise OutputError(
                     f"{self.out}: cell {cell.name} was made with other settings ({', '.join(changed)}); use "
                     "the same, or another --out"
@@ -290,11 +295,17 @@ class _Grid:
 
     def _with_rows_there(self) -> list[Cell]:
         """Return the cells that are to be run and, of the table's other rows, those that are done."""
-        seeds = {int(name.rpartition("-")[2]) for name in self.known} or {0}
-        span = {"first_seed": min(seeds), "seeds": max(seeds) - min(seeds) + 1}
+        seeds = sorted({int(name.rpartition("-")[2]) for name in self.known})
         running = {cell.row.label for cell in self.wanted}
-        there = [cell for cell in cells_of(self.table.model_copy(update=span)) if self._is_done(cell)]
-        cells = [*self.wanted, *(cell for cell in there if cell.row.label not in running)]
+        others = [row for row in self.table.rows if row.label not in running]
+        asked = [
+            Cell(row, protocol, site, seed)
+            for row in others
+            for protocol in self.table.protocols
+            for site in self.table.sites
+            for seed in seeds
+        ]
+        cells = [*self.wanted, *(cell for cell in asked if self._is_done(cell))]
         order = {row.label: place for place, row in enumerate(self.table.rows)}
         return sorted(cells, key=lambda cell: order[cell.row.label])
 

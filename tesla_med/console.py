@@ -14,14 +14,14 @@ from tesla_med.types import Progress
 
 
 class _Once(logging.Filter):
-    """Lets every warning through once: the cells of a comparison give the same ones."""
+    """Lets a warning of the configuration through once: the cells of a comparison give the same ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno != logging.WARNING:
+        if record.name not in ("tesla_med.plan", "tesla_med.tile_runs"):  # of the configuration
             return True
         text = record.getMessage()
         new = text not in self._said

@@ -178,6 +178,10 @@ def test_rows_of_a_table_are_run_apart_and_shown_together(weights, volumes, tmp_
     assert call("--methods", "source,slow", "--seeds", "1", "--resume") == 0
     assert "2 cells run, 0 there already" in capsys.readouterr().out
     assert table() == [("source", "0"), ("ours", "0"), ("ours", "1"), ("slow", "0"), ("bn", "0")]
+    assert call("--methods", "slow", "--first-seed", "7", "--seeds", "1", "--resume", "--reset", "site") == 0
+    assert call("--methods", "bn", "--resume", "--set", "methods.tesla.learning_rate=0.1") == 0
+    capsys.readouterr()
+    assert ("slow", "7") in table()  # made with other settings, and shown
     assert call("--methods", "nobody", "--resume") == 2
     assert "unknown row of the table 'nobody'" in capsys.readouterr().err
 

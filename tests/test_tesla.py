@@ -728,3 +728,13 @@ def test_warm_up_makes_running_statistics_the_mean_of_the_batches(make_tta, make
         assert torch.allclose(norm_layers(network)[0].running_var, expected, rtol=1e-4)
     method.reset()
     assert not torch.allclose(first.running_var, expected, rtol=1e-3)
+
+
+def test_no_pass_is_captured_while_the_momentum_still_changes(make_tesla, make_images):
+    method = make_tesla(statistics_warm_up=True, statistics_momentum=0.25, batch_slices=2)
+    waiting = []
+    for _ in range(5):
+        method.adapt(make_images(2, 32, 32))
+        waiting.append(method._pool.waiting)
+    assert waiting == [True, True, True, False, False]
+    assert not make_tesla()._pool.waiting

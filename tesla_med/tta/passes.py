@@ -61,10 +61,15 @@ def activations(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 class GraphPool:
-    """Memory that the graphs of one method share: they run one after the other, backward included."""
+    """Memory that the graphs of one method share: they run one after the other, backward included.
+
+    They must be captured in the order in which they run. ``waiting`` holds all back while some pass cannot be
+    captured yet.
+    """
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
+        self.waiting = False
         self._handle: Any = None
 
     def handle(self) -> Any:
@@ -151,7 +156,7 @@ class NetworkPass:
         return (logits, *tapped, *found[-1:])
 
     def _chosen(self, images: Tensor) -> Run:
-        if self._pool is None or not self._pool.wanted or not images.is_cuda:
+        if self._pool is None or not self._pool.wanted or self._pool.waiting or not images.is_cuda:
             return self._run
         kind = (tuple(images.shape), images.requires_grad, self.momentum)  # a graph keeps the momentum
         if not self._captured and kind == self._last:

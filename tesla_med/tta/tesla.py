@@ -150,6 +150,8 @@ class TeSLA(AugmentedMethod):
         augmented = p.statistics_momentum if p.moving_passes == "all" else None
         repeated = 1.0 - (1.0 - p.statistics_momentum) ** p.teacher_clean_moves
         pool = GraphPool(self.context.cuda_graphs and self.limit is None)
+        pool.waiting = p.statistics_warm_up  # till the momentum stays as it is
+        self._pool = pool
         teacher, student, refines = self.teacher, self.student, self._refines
         self._clean = NetworkPass(
             teacher, self.logits, momentum=repeated, tap=True, features=refines, pool=pool
@@ -213,6 +215,7 @@ class TeSLA(AugmentedMethod):
         """Let clean passes move running statistics by this share of a batch from now on."""
         self._clean.momentum = 1.0 - (1.0 - momentum) ** self.params.teacher_clean_moves
         self._learning.momentum = momentum
+        self._pool.waiting = momentum > self.params.statistics_momentum
 
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return refined pseudo-labels (Eq. 5, 6), and the clean activations for the severity term."""
