@@ -33,6 +33,12 @@ class CaseList:
     skipped: tuple[tuple[Path, str], ...] = ()
 
 
+def check_there(volumes: Path) -> None:
+    """Raise DataError where there is neither a file nor a folder."""
+    if not (volumes.is_file() or volumes.is_dir()):
+        raise DataError(f"{volumes}: no such file or folder; give a folder of images or one image")
+
+
 def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig] = ()) -> CaseList:
     """Find the cases of ``site``.
 
@@ -52,8 +58,7 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
     volumes = Path(volumes)
     if volumes.is_file():
         return _one_file(volumes, site)
-    if not volumes.is_dir():
-        raise DataError(f"{volumes}: no such file or folder; give a folder of images or one image")
+    check_there(volumes)
     own = _names(site)
     folder = _site_folder(volumes, own)
     # Below the site's own folder a sub-folder called "2" is a patient, not another site.

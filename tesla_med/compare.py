@@ -23,11 +23,11 @@ import numpy as np
 
 from tesla_med import calibration, scoring
 from tesla_med.adapt import Carry, guard_override, run_plan
-from tesla_med.cases import find_cases
+from tesla_med.cases import check_there, find_cases
 from tesla_med.compare_tiles import calibration_of, of_tiles, predictions
 from tesla_med.comparison import ACCURACY, DICE, Cost, Key, Summary, summarise
 from tesla_med.config import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.errors import ConfigError, DataError, OutputError, TeslaMedError
+from tesla_med.errors import ConfigError, OutputError, TeslaMedError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
 from tesla_med.io import read_map, read_mask, read_reference, read_volume
 from tesla_med.memory import free_device_memory
@@ -219,8 +219,7 @@ class _Grid:
 
     def run(self, resume: bool, progress: Progress) -> Comparison:
         """Run what is missing, then write everything."""
-        if not self.volumes.exists():
-            raise DataError(f"{self.volumes}: no such file or folder; give a folder of images or one image")
+        check_there(self.volumes)
         self._open(resume)
         done = skipped = told = 0
         with output_lock(self.out):
