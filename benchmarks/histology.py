@@ -335,7 +335,7 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
     seconds = time.perf_counter() - start
     updates = method.steps
     del method, source
-    free_device_memory(device)  # the other processes need the memory of its graphs
+    free_device_memory()  # the other processes need the memory of its graphs
     labels = target.labels[order]
     right = torch.empty(len(labels), dtype=torch.bool)
     right[order] = probs.argmax(dim=1) == labels

@@ -251,7 +251,7 @@ def measure_cell(
         context = MethodContext(
             device, seed, pipeline.preprocessing.model_range, options.precision, pipeline.predict_batch
         )
-        free_device_memory(device)  # the last method's networks and graphs
+        free_device_memory()  # the last method's networks and graphs
         method = make_method(name, model, pipeline.method_params(name, protocol), context)
         source = make_method("source", model, {}, context)
         start = time.perf_counter()

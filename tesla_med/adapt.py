@@ -177,7 +177,7 @@ def run_plan(
         progress: called as the work goes on.
         carry: the method starts from its state, and leaves its own there.
     """
-    free_device_memory(plan.device)
+    free_device_memory()
     folder = RunFolder(plan.out)
     run = _Run(plan, folder, progress or (lambda *_: None))
     if carry is not None and carry.state is not None:

@@ -31,7 +31,6 @@ from tesla_med.errors import ConfigError, OutputError, TeslaMedError
 from tesla_med.files import atomic_path, output_lock, sha256, write_json
 from tesla_med.io import read_map, read_mask, read_reference, read_volume
 from tesla_med.memory import free_device_memory
-from tesla_med.models.base import default_device
 from tesla_med.nifti import slice_axis
 from tesla_med.plan import Plan, make_plan, other_sites, resolve
 from tesla_med.registry import unknown_name
@@ -611,10 +610,9 @@ class _Watch:
     def __init__(self, device: str) -> None:
         import torch
 
-        place = default_device(device)
-        free_device_memory(place)
+        free_device_memory()
         self.start = time.perf_counter()
-        self.cuda = place.type == "cuda"
+        self.cuda = device != "cpu" and torch.cuda.is_available()
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
 

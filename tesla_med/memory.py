@@ -20,13 +20,13 @@ LEAST_TILES = 8
 _TEXTS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
-def free_device_memory(device: torch.device) -> None:
-    """Give back what networks and graphs that nobody uses any more hold on a CUDA device.
+def free_device_memory() -> None:
+    """Give back what networks and graphs that nobody uses any more hold on CUDA devices, if there are any.
 
     A method and its passes refer to each other, so they stay until Python looks for such cycles, which it
     does not do because a device is full.
     """
-    if device.type == "cuda":
+    if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -80,9 +80,7 @@ def with_less_memory(
             tried.append(_words(limit or most, stitch, noun))
             log.warning("out of memory with %s", tried[-1])
             restore()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            free_device_memory()
     finally:
         for method in methods:
             method.use_less_memory(None)

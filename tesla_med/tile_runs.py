@@ -118,7 +118,7 @@ def adapt_tiles(
         AdaptationError: the method cannot adapt this model.
         OutputError: the output folder cannot be used.
     """
-    free_device_memory(default_device(device))
+    free_device_memory()
     run = _TileRun(
         site, Path(volumes), weights, statistics, pipeline, method, protocol, seed, device, reset, overrides
     )

@@ -213,9 +213,11 @@ def test_networks_of_the_last_run_are_freed_before_the_next(volumes, weights, tm
         networks.append(weakref.ref(method.model))
         return method
 
-    def free(device):
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(device.type))
-        free_device_memory(torch.device("cuda"))
+    def free():
+        with monkeypatch.context() as patch:  # a device that there is not
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cuda"))
+            free_device_memory()
 
     freed = []
     monkeypatch.setattr(plan.Plan, "make_method", make)
@@ -227,6 +229,6 @@ def test_networks_of_the_last_run_are_freed_before_the_next(volumes, weights, tm
         small.run(volumes, weights, tmp_path / "two")
     finally:
         gc.enable()
-    assert freed == ["cpu", "cpu"]
+    assert freed == ["cuda", "cuda"]
     assert first
     assert all(reference() is None for reference in first)
