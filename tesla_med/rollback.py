@@ -19,7 +19,8 @@ from tesla_med.reports.base import RunContext, make_reports
 from tesla_med.runs import RUN_FILE, RunFolder
 from tesla_med.types import CaseResult, ClassScore
 
-REPORTS = ("table", "calibration", "html")
+REPORTS = ("table", "calibration", "quality", "html")
+"""What describes masks and can be made again from records alone."""
 
 
 @dataclass(frozen=True)

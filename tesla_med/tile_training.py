@@ -88,14 +88,19 @@ def train_tiles(
     place = default_device(device)
     if pipeline.task != "classification" or pipeline.preprocessing.size is None:
         raise ConfigError(f"pipeline {pipeline.name!r} is not for tiles, or says no preprocessing.size")
-    _check_folder(out, overwrite)
+    earlier = _check_folder(out, overwrite)
+    tell = progress or (lambda *_: None)
+    with torch.random.fork_rng(devices=[]):
+        build_model(pipeline)  # wrong parameters are found before anything is read or replaced
+    images, labels = load_tiles(pipeline, sites, volumes, tell)
     with output_lock(out):
-        tell = progress or (lambda *_: None)
-        images, labels = load_tiles(pipeline, sites, volumes, tell)
+        for path in earlier:
+            path.unlink(missing_ok=True)
         return _train(pipeline, sites, images, labels, out, seed, place, tell)
 
 
-def _check_folder(out: Path, overwrite: bool) -> None:
+def _check_folder(out: Path, overwrite: bool) -> list[Path]:
+    """Return the files of an earlier training in ``out``, which are to be replaced."""
     statistics = statistics_path(out / WEIGHTS)
     own = {WEIGHTS, "source.json", statistics.name, statistics.with_suffix(".json").name, RECORD}
     found = {item.name for item in out.iterdir() if not item.name.startswith(".")} if out.is_dir() else set()
@@ -103,8 +108,7 @@ def _check_folder(out: Path, overwrite: bool) -> None:
         raise OutputError(f"{out}: holds {', '.join(sorted(found - own)[:3])}; choose another --out")
     if found and not overwrite:
         raise OutputError(f"{out}: holds an earlier training; give --overwrite, or another --out")
-    for name in found:
-        (out / name).unlink()
+    return [out / name for name in sorted(found)]
 
 
 def load_tiles(

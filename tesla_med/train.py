@@ -16,10 +16,10 @@ from tesla_med.acquisition import united
 from tesla_med.config import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.files import LOCK_NAME, output_lock, write_json
-from tesla_med.models.base import default_device
+from tesla_med.models.base import build_model, default_device
 from tesla_med.models.checkpoint import load_state, make_card, read_state, save_checkpoint, versions
 from tesla_med.statistics import make_statistics_card, measure, save_statistics, statistics_path
-from tesla_med.training_data import LabelledCase, Sampler, load_labelled, split
+from tesla_med.training_data import LabelledCase, LabelledSet, Sampler, load_labelled, split
 from tesla_med.training_run import TrainingRun
 from tesla_med.types import Progress
 
@@ -100,27 +100,30 @@ def train_source(
         DataError: no labelled case, or a file that cannot be used.
         TeslaMedError: the loss is no longer finite.
     """
+    start = time.perf_counter()
     place = default_device(device)
     _check_folder(out, resume, overwrite)
+    with _own_randomness(place, seed):
+        build_model(pipeline)  # wrong parameters are found before anything is read or replaced
+    data = load_labelled(pipeline, sites, volumes, progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
-        return _train(pipeline, sites, volumes, out, seed, place, resume, progress, extra or {})
+        return _train(pipeline, sites, data, out, seed, place, resume, progress, extra or {}, start)
 
 
 def _train(
     pipeline: PipelineConfig,
     sites: Sequence[SiteConfig],
-    volumes: Path,
+    data: LabelledSet,
     out: Path,
     seed: int,
     place: torch.device,
     resume: bool,
     progress: Progress | None,
     extra: dict[str, Any],
+    start: float,
 ) -> TrainResult:
-    start = time.perf_counter()
-    data = load_labelled(pipeline, sites, volumes, progress)
     cut = torch.Generator().manual_seed(seed)
     training, held = split(data.cases, pipeline.train.validation_fraction, cut)
     settings = _settings(pipeline, data.cases, seed)

@@ -236,8 +236,7 @@ def test_command_lines_of_the_pages_use_existing_options():
 
 def sections_with_fields():
     from tesla_med import config
-    from tesla_med.models.monai import MonaiParams
-    from tesla_med.models.unet import UNetParams
+    from tesla_med.models import MODELS
     from tesla_med.tta import METHODS
 
     models = [
@@ -246,7 +245,8 @@ def sections_with_fields():
         if isinstance(item, type) and issubclass(item, config.Section) and item is not config.Section
     ]
     params = [method.Params for _, method in METHODS.items()]
-    return [*models, UNetParams, MonaiParams, *params]
+    networks = dict.fromkeys(network.Params for _, network in MODELS.items())
+    return [*models, *networks, *params]
 
 
 @pytest.mark.parametrize("model", sections_with_fields(), ids=lambda model: model.__name__)

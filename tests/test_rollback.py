@@ -15,7 +15,7 @@ from tesla_med.rollback import rollback
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("Case00", "Case01", "Case02")
-PAGES = ("reports=[table, calibration, html]",)
+PAGES = ("reports=[table, calibration, quality, html]",)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,16 @@ def rows(out):
 
 def is_source(out, name):
     return np.array_equal(small.labels(out, name), small.labels(out, name, "source_masks"))
+
+
+def test_no_figure_of_an_undone_mask_remains(place):
+    out = place("case")
+    rollback(out, 1)
+    text = json.loads((out / "report/predicted_dice.json").read_text(encoding="utf-8"))
+    assert [item["case"] for item in text["cases"]] == ["Case00"]
+    rollback(out, "source")
+    assert json.loads((out / "report/predicted_dice.json").read_text(encoding="utf-8"))["cases"] == []
+    assert not (out / "report/predicted_dice.png").exists()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, "source"])
