@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from reference import SHARED, SITES, WEIGHTS, Reader, mean_dice
 
-from tesla_med.cases import find_cases
-from tesla_med.configfiles import load_pipeline, load_site
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.engine.postprocess import keep_largest
+from tesla_med.io.cases import find_cases
 from tesla_med.models.base import default_device, to_model_range
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import device_name
-from tesla_med.postprocess import keep_largest
 
 
 def fine_tuned(model: Any, images: torch.Tensor, labels: torch.Tensor, options: Any, seed: int) -> Any:

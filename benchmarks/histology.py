@@ -41,18 +41,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tesla_med.comparison import holm, mcnemar
-from tesla_med.config import PROTOCOLS, PipelineConfig, SiteConfig
-from tesla_med.configfiles import load_pipeline, load_site
-from tesla_med.driver import Driver
+from tesla_med.compare.figures import holm, mcnemar
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.config.models import PROTOCOLS, PipelineConfig, SiteConfig
+from tesla_med.engine.driver import Driver
+from tesla_med.engine.memory import free_device_memory
 from tesla_med.errors import TeslaMedError
-from tesla_med.memory import free_device_memory
+from tesla_med.io.tiles import find_tiles, stream
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import device_name
-from tesla_med.tile_training import fit_tiles, turned
-from tesla_med.tiles import find_tiles, stream
+from tesla_med.training.tiles import fit_tiles, turned
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -244,7 +244,7 @@ def train(experiment: str, seed: int, options: argparse.Namespace) -> dict[str, 
 
 
 class Stack:
-    """Target tiles in their order, as :class:`tesla_med.driver.Driver` wants a site."""
+    """Target tiles in their order, as :class:`tesla_med.engine.driver.Driver` wants a site."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = images
@@ -291,7 +291,7 @@ def serves_tiles(name: str, pipeline: PipelineConfig) -> bool:
 
 def statistics_for(model: Network, source: Tiles, pipeline: PipelineConfig) -> dict[str, Any]:
     """Return the context's source feature statistics for the methods of the Y protocols."""
-    from tesla_med.statistics import source_statistics
+    from tesla_med.training.measure import source_statistics
 
     if "statistics" not in {item.name for item in dataclasses.fields(MethodContext)}:
         raise SystemExit("the Y protocols need methods with source statistics; leave them out of --protocols")

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tesla_med.comparison import Cost, summarise
-from tesla_med.comparison_report import grid
-from tesla_med.tables import load_table
+from tesla_med.compare.figures import Cost, summarise
+from tesla_med.compare.report import grid
+from tesla_med.config.tables import load_table
 
 NUMBERS = {"dice": float, "dice_source": float, "hd95_mm": float, "assd_mm": float}
 NUMBERS |= {"seconds": float, "seed": int, "slices": int, "label": int}

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tesla_med.config import QualityConfig
-from tesla_med.configfiles import load_pipeline
+from tesla_med.config.files import load_pipeline
+from tesla_med.config.models import QualityConfig
+from tesla_med.engine.quality import SUPPORT, feature
 from tesla_med.models.checkpoint import versions
-from tesla_med.quality import SUPPORT, feature
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
 Doubles = npt.NDArray[np.float64]
@@ -132,10 +132,10 @@ def _figures(dice: Doubles, predicted: Doubles, inside: npt.NDArray[np.bool_]) -
 def phantom_runs(options: argparse.Namespace) -> list[Path]:
     """Train a small source model and adapt it to generated sites of rising shift; return the runs."""
     from tesla_med.adapt import adapt_site
-    from tesla_med.config import SiteConfig
-    from tesla_med.demo import RECIPES
-    from tesla_med.phantoms import make_site, preset
-    from tesla_med.train import train_source
+    from tesla_med.config.models import SiteConfig
+    from tesla_med.demo.demo import RECIPES
+    from tesla_med.demo.volumes import make_site, preset
+    from tesla_med.training.train import train_source
 
     recipe, root = RECIPES[options.task], options.phantoms
     extra = ("train.steps=40", "methods.tesla.weak_views=2") if options.quick else ()

@@ -22,22 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tesla_med import calibration, metrics, scoring
-from tesla_med.caseprediction import CasePredictor
-from tesla_med.cases import find_cases
-from tesla_med.config import LabelClass
-from tesla_med.configfiles import load_pipeline, load_site
-from tesla_med.datasets import CaseLoader, LoadedCase, SiteSlices
-from tesla_med.driver import Driver
-from tesla_med.io import read_reference
-from tesla_med.memory import free_device_memory
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.config.models import LabelClass
+from tesla_med.engine.driver import Driver
+from tesla_med.engine.memory import free_device_memory
+from tesla_med.engine.postprocess import keep_largest
+from tesla_med.engine.predictor import CasePredictor
+from tesla_med.engine.quality import with_estimates
+from tesla_med.engine.recalibration import scale_temperature
+from tesla_med.io.cases import find_cases
+from tesla_med.io.references import read_reference
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.plan import device_name
-from tesla_med.postprocess import keep_largest
-from tesla_med.quality import with_estimates
-from tesla_med.recalibration import scale_temperature
+from tesla_med.prepare.stream import CaseLoader, LoadedCase, SiteSlices
+from tesla_med.scoring import calibration, metrics
+from tesla_med.scoring import score as scoring
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Case
 
@@ -73,7 +74,7 @@ class Reader(CaseLoader):
             indices = scoring.class_indices(reference, self.pipeline)
             region = None
             if self.site.region.kind == "mask":
-                from tesla_med.io import read_region_mask
+                from tesla_med.io.references import read_region_mask
 
                 region = read_region_mask(case, loaded.volume)
             labels = self.preprocessor(loaded.volume, region, indices).labels

@@ -26,15 +26,15 @@ from typing import Any
 import yaml
 
 from tesla_med.adapt import adapt_site
-from tesla_med.config import PipelineConfig, SiteConfig
-from tesla_med.configfiles import load_pipeline, load_site
-from tesla_med.demo import RECIPES
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.demo.demo import RECIPES
+from tesla_med.demo.volumes import TASKS, ScannerSettings, Task, make_site, preset
 from tesla_med.errors import TeslaMedError
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
-from tesla_med.phantoms import TASKS, ScannerSettings, Task, make_site, preset
 from tesla_med.plan import device_name
-from tesla_med.train import train_source
+from tesla_med.training.train import train_source
 from tesla_med.types import CaseResult
 
 HARMED_POINTS = 1.0

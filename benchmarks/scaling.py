@@ -28,7 +28,7 @@ MARK = "scaling-result: "
 
 def generate(folder: Path, cases: int, slices: int, size: int) -> None:
     """Write ``cases`` volumes with a bright ellipse, and their masks, as site prostate/F expects them."""
-    from tesla_med.io import save_image
+    from tesla_med.io.volumes import save_image
 
     axis = np.linspace(-1, 1, size)
     ellipse = (axis[:, None] / 0.4) ** 2 + (axis[None, :] / 0.5) ** 2 < 1
@@ -46,7 +46,7 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from tesla_med.adapt import adapt_site
-    from tesla_med.configfiles import load_pipeline
+    from tesla_med.config.files import load_pipeline
     from tesla_med.models.base import build_model
     from tesla_med.models.checkpoint import make_card, save_checkpoint
 

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tesla_med.cases import find_cases
-from tesla_med.configfiles import load_pipeline, load_site
-from tesla_med.datasets import CaseLoader
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.io.cases import find_cases
 from tesla_med.models.base import build_model, default_device, parameter_count, to_model_range
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
-from tesla_med.normalisation import batch_statistics
+from tesla_med.models.normalisation import batch_statistics
 from tesla_med.plan import device_name
+from tesla_med.prepare.stream import CaseLoader
 from tesla_med.tta.base import MethodContext, make_method
 
 

@@ -58,7 +58,7 @@ def save_network(path: Path, options: argparse.Namespace) -> None:
     """Write a fresh network; what it answers does not matter here."""
     import torch
 
-    from tesla_med.configfiles import load_pipeline
+    from tesla_med.config.files import load_pipeline
     from tesla_med.models.base import build_model
     from tesla_med.models.checkpoint import make_card, save_checkpoint
 
@@ -71,10 +71,10 @@ def plain_inference(folder: Path, weights: Path, options: argparse.Namespace) ->
     """Run the network once over every tile of a folder and return how many there were."""
     import torch
 
-    from tesla_med.configfiles import load_pipeline, load_site
+    from tesla_med.config.files import load_pipeline, load_site
+    from tesla_med.io.tiles import find_tiles, stream
     from tesla_med.models.base import default_device, to_model_range
     from tesla_med.models.loading import load_model
-    from tesla_med.tiles import find_tiles, stream
 
     pipeline = load_pipeline("kather", settings(options))
     device = default_device(options.device)
@@ -94,7 +94,7 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from tesla_med.models.base import default_device
-    from tesla_med.tile_runs import adapt_tiles
+    from tesla_med.tasks.tile_runs import adapt_tiles
 
     torch.set_num_threads(options.threads)
     device = default_device(options.device)

@@ -17,17 +17,17 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "adapt_site": "tesla_med.adapt",
     "SiteResult": "tesla_med.adapt",
-    "predict": "tesla_med.predict",
-    "evaluate": "tesla_med.evaluate",
-    "train_source": "tesla_med.train",
-    "compute_statistics": "tesla_med.statistics",
-    "rollback": "tesla_med.rollback",
-    "Rollback": "tesla_med.rollback",
-    "run_demo": "tesla_med.demo",
-    "load_pipeline": "tesla_med.configfiles",
-    "load_site": "tesla_med.configfiles",
-    "PipelineConfig": "tesla_med.config",
-    "SiteConfig": "tesla_med.config",
+    "predict": "tesla_med.actions.predict",
+    "evaluate": "tesla_med.actions.evaluate",
+    "train_source": "tesla_med.training.train",
+    "compute_statistics": "tesla_med.training.measure",
+    "rollback": "tesla_med.actions.rollback",
+    "Rollback": "tesla_med.actions.rollback",
+    "run_demo": "tesla_med.demo.demo",
+    "load_pipeline": "tesla_med.config.files",
+    "load_site": "tesla_med.config.files",
+    "PipelineConfig": "tesla_med.config.models",
+    "SiteConfig": "tesla_med.config.models",
     "CaseResult": "tesla_med.types",
     "ClassScore": "tesla_med.types",
     "TeslaMedError": "tesla_med.errors",
@@ -54,20 +54,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tesla_med.actions.evaluate import evaluate as evaluate
+    from tesla_med.actions.predict import predict as predict
+    from tesla_med.actions.rollback import Rollback as Rollback
+    from tesla_med.actions.rollback import rollback as rollback
     from tesla_med.adapt import SiteResult as SiteResult
     from tesla_med.adapt import adapt_site as adapt_site
-    from tesla_med.config import PipelineConfig as PipelineConfig
-    from tesla_med.config import SiteConfig as SiteConfig
-    from tesla_med.configfiles import load_pipeline as load_pipeline
-    from tesla_med.configfiles import load_site as load_site
-    from tesla_med.demo import run_demo as run_demo
+    from tesla_med.config.files import load_pipeline as load_pipeline
+    from tesla_med.config.files import load_site as load_site
+    from tesla_med.config.models import PipelineConfig as PipelineConfig
+    from tesla_med.config.models import SiteConfig as SiteConfig
+    from tesla_med.demo.demo import run_demo as run_demo
     from tesla_med.errors import TeslaMedError as TeslaMedError
-    from tesla_med.evaluate import evaluate as evaluate
-    from tesla_med.predict import predict as predict
-    from tesla_med.rollback import Rollback as Rollback
-    from tesla_med.rollback import rollback as rollback
-    from tesla_med.statistics import compute_statistics as compute_statistics
-    from tesla_med.train import train_source as train_source
+    from tesla_med.training.measure import compute_statistics as compute_statistics
+    from tesla_med.training.train import train_source as train_source
     from tesla_med.types import CaseResult as CaseResult
     from tesla_med.types import ClassScore as ClassScore
 

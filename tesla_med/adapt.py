@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tesla_med import scoring
-from tesla_med.caseprediction import CasePredictor
-from tesla_med.config import PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.datasets import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
-from tesla_med.driver import Driver
+from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.engine.driver import Driver
+from tesla_med.engine.guard import Verdict
+from tesla_med.engine.memory import free_device_memory
+from tesla_med.engine.postprocess import keep_largest
+from tesla_med.engine.predictor import CasePredictor
+from tesla_med.engine.quality import with_estimates
+from tesla_med.engine.recalibration import scale_volume
 from tesla_med.errors import OutputError
-from tesla_med.files import output_lock, sha256
-from tesla_med.guard import Verdict
-from tesla_med.io import write_map, write_mask
-from tesla_med.memory import free_device_memory
+from tesla_med.io.files import output_lock, sha256
+from tesla_med.io.volumes import write_map, write_mask
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.plan import Plan, make_plan
-from tesla_med.postprocess import keep_largest
-from tesla_med.quality import with_estimates
-from tesla_med.recalibration import scale_volume
+from tesla_med.prepare.stream import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
 from tesla_med.reports.base import REPORTS, Report, RunContext, make_reports
-from tesla_med.runs import RunFolder
+from tesla_med.runs.folder import RunFolder
+from tesla_med.scoring import score as scoring
 from tesla_med.types import Case, CaseResult, CaseView, Prediction, Progress, mean_of_known
 
 log = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from tesla_med.cases import find_cases
-from tesla_med.config import Files, PipelineConfig, Protocol, Reset, Section, SiteConfig
-from tesla_med.configfiles import apply_overrides, load_pipeline, load_site, site_files, validate
+from tesla_med.config.files import apply_overrides, load_pipeline, load_site, site_files, validate
+from tesla_med.config.models import Files, PipelineConfig, Protocol, Reset, Section, SiteConfig
 from tesla_med.errors import CheckpointError, ConfigError
-from tesla_med.files import sha256
+from tesla_med.io.cases import find_cases
+from tesla_med.io.files import sha256
 from tesla_med.models.base import Network, default_device
 from tesla_med.models.checkpoint import ModelCard, versions
 from tesla_med.models.loading import load_model
 from tesla_med.registry import unknown_name
-from tesla_med.statistics import GivenStatistics, statistics_for
+from tesla_med.training.measure import GivenStatistics, statistics_for
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 from tesla_med.types import Case
 

@@ -121,7 +121,7 @@ class ClassScore(Record):
     ``dice`` is n/a where reference and prediction are both empty, 0 where only one is.
     ``hd95_mm`` and ``assd_mm`` are n/a where either is empty or the spacing is nominal,
     volumes in ml are n/a where the spacing is nominal. ``predicted_dice`` is estimated without labels, with
-    its 90 % interval (see ``tesla_med.quality``).
+    its 90 % interval (see ``tesla_med.engine.quality``).
     """
 
     label: int
@@ -146,7 +146,7 @@ class CaseResult(Record):
     ``status``: ok; empty (no foreground found); blank (constant image, not adapted);
     unscored (a reference exists but does not fit); failed (no mask written, see ``reason``).
     ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
-    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.guard``).
+    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``).
     """
 
     case: str

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from tesla_med.calibration import calibration_region, count_case
-from tesla_med.config import Files, LabelClass, MaskLayer, PipelineConfig, ReportConfig, Scanner, SiteConfig
-from tesla_med.metrics import score_case
+from tesla_med.config.models import (
+    Files,
+    LabelClass,
+    MaskLayer,
+    PipelineConfig,
+    ReportConfig,
+    Scanner,
+    SiteConfig,
+)
 from tesla_med.reports.base import RunContext
+from tesla_med.scoring.calibration import calibration_region, count_case
+from tesla_med.scoring.metrics import score_case
 from tesla_med.types import CaseResult, CaseView
 
 SPACING = (0.8, 0.8, 3.0)

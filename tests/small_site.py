@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from tesla_med.adapt import adapt_site
-from tesla_med.config import Files, MaskLayer, Region, SiteConfig
-from tesla_med.configfiles import load_pipeline
-from tesla_med.io import read_volume, save_image
+from tesla_med.config.files import load_pipeline
+from tesla_med.config.models import Files, MaskLayer, Region, SiteConfig
+from tesla_med.demo.volumes import make_site, preset
+from tesla_med.io.volumes import read_volume, save_image
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
-from tesla_med.phantoms import make_site, preset
-from tesla_med.statistics import compute_statistics
-from tesla_med.transforms import Preprocessor
+from tesla_med.prepare.transforms import Preprocessor
+from tesla_med.training.measure import compute_statistics
 
 SMALL = (
     *("preprocessing.size=[32,32]", "model.params.width=4", "report.max_cases_with_overlays=1"),

@@ -17,20 +17,20 @@ import torch
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
 from tesla_med import plan as plan_module
-from tesla_med import scoring
+from tesla_med.actions.predict import predict
 from tesla_med.adapt import adapt_site, run_plan
-from tesla_med.config import Files, MaskLayer, Region
-from tesla_med.configfiles import load_pipeline
-from tesla_med.datasets import CaseLoader
+from tesla_med.config.files import load_pipeline
+from tesla_med.config.models import Files, MaskLayer, Region
+from tesla_med.engine.guard import Verdict
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError
-from tesla_med.files import sha256
-from tesla_med.guard import Verdict
-from tesla_med.io import save_image
+from tesla_med.io.files import sha256
+from tesla_med.io.volumes import save_image
 from tesla_med.models.base import Network
 from tesla_med.models.loading import LoadedModel
 from tesla_med.plan import make_plan
-from tesla_med.predict import predict
+from tesla_med.prepare.stream import CaseLoader
 from tesla_med.reports.table import COLUMNS
+from tesla_med.scoring import score as scoring
 from tesla_med.tta.tesla import TeSLA
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -811,7 +811,7 @@ def forced(monkeypatch, *shares):
         share = next(given)
         return Verdict(share, f"share {share}", collapsed=share == 0, signals=dict(signals))
 
-    monkeypatch.setattr("tesla_med.guard.judge", judge)
+    monkeypatch.setattr("tesla_med.engine.guard.judge", judge)
 
 
 def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def show(value) -> str:
 
 def recipe_table() -> str:
     """Return every parameter of TeSLA by recipe and protocol; where the cord differs, it says so."""
-    from tesla_med.configfiles import load_pipeline
+    from tesla_med.config.files import load_pipeline
     from tesla_med.tta.tesla import TeSLAParams
 
     columns, values = ["parameter"], []
@@ -77,7 +77,7 @@ def recipe_table() -> str:
 
 def tile_recipe_table() -> str:
     """Return the parameters of TeSLA for tiles that any recipe sets to other than their defaults."""
-    from tesla_med.configfiles import load_pipeline
+    from tesla_med.config.files import load_pipeline
     from tesla_med.tta.tesla import TeSLAParams
 
     columns, values = ["parameter"], []
@@ -170,7 +170,7 @@ def commands():
     """Return every command line of the Typer application, by its words."""
     import typer.main
 
-    from tesla_med.cli import app
+    from tesla_med.cli.app import app
 
     found = {}
 
@@ -235,7 +235,7 @@ def test_command_lines_of_the_pages_use_existing_options():
 
 
 def sections_with_fields():
-    from tesla_med import config
+    from tesla_med.config import models as config
     from tesla_med.models import MODELS
     from tesla_med.tta import METHODS
 
@@ -261,11 +261,11 @@ def test_every_configuration_field_is_described(model):
 
 
 def test_columns_and_files_are_described():
-    from tesla_med.evaluate import COLUMNS as EVALUATE_COLUMNS
+    from tesla_med.actions.evaluate import COLUMNS as EVALUATE_COLUMNS
+    from tesla_med.actions.tile_evaluation import TILE_COLUMNS
     from tesla_med.reports.table import COLUMNS
-    from tesla_med.runs import PARTS, RunFolder
-    from tesla_med.tile_evaluation import TILE_COLUMNS
-    from tesla_med.train import OWN_FILES
+    from tesla_med.runs.folder import PARTS, RunFolder
+    from tesla_med.training.train import OWN_FILES
 
     text = read("docs/reference/outputs.md")
     folder = RunFolder(Path())
@@ -286,7 +286,7 @@ def test_statuses_are_described():
 
 
 def test_registered_names_are_in_the_readme():
-    from tesla_med.configfiles import pipeline_files
+    from tesla_med.config.files import pipeline_files
     from tesla_med.tta import METHODS
 
     text = read("README.md")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tesla_med.augment.ops import OP_SETS, OPS
-from tesla_med.configfiles import load_pipeline
+from tesla_med.config.files import load_pipeline
 from tesla_med.models.checkpoint import load_state, read_state
 from tesla_med.models.loading import load_model
 from tesla_med.models.unet import UNet

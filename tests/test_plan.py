@@ -7,8 +7,8 @@ import json
 import pytest
 import small_site as small
 
-from tesla_med.config import Region, SiteConfig
-from tesla_med.configfiles import load_pipeline, load_site
+from tesla_med.config.files import load_pipeline, load_site
+from tesla_med.config.models import Region, SiteConfig
 from tesla_med.errors import CheckpointError, ConfigError, DataError
 from tesla_med.plan import make_plan, other_sites, resolve
 

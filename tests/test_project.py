@@ -82,7 +82,7 @@ def test_import_is_light():
 
 def test_help_is_light():
     code = (
-        "import sys\nfrom tesla_med.cli import run\n"
+        "import sys\nfrom tesla_med.cli.app import run\n"
         "codes = [run(words) for words in (['--help'], ['adapt', '--help'], ['--version'])]\n"
         "print('loaded', codes, *sorted(sys.modules))"
     )
@@ -91,7 +91,9 @@ def test_help_is_light():
     assert not [name for name in HEAVY if name in output.split()]
 
 
-@pytest.mark.parametrize("module", ["config", "configfiles", "errors", "registry", "types", "files", "cases"])
+@pytest.mark.parametrize(
+    "module", ["config.models", "config.files", "errors", "registry", "types", "io.files", "io.cases"]
+)
 def test_configuration_loads_no_network_library(module):
     loaded = run(f"import sys, tesla_med.{module}; print(*sorted(sys.modules))").split()
     assert not [name for name in ("torch", "monai") if name in loaded]
@@ -104,6 +106,21 @@ def test_public_names_exist():
         assert getattr(tesla_med, name) is not None
     with pytest.raises(AttributeError, match="no attribute"):
         _ = tesla_med.nothing_of_the_kind
+
+
+def test_public_names_stay_what_they_are_whatever_was_imported():
+    import importlib
+    import pkgutil
+    import types
+
+    import tesla_med
+
+    for found in pkgutil.walk_packages(tesla_med.__path__, "tesla_med."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    for name in tesla_med.__all__:
+        for _ in range(2):
+            assert not isinstance(getattr(tesla_med, name), types.ModuleType), name
 
 
 # ------------------------------------------------------------ the wheel

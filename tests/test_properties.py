@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import binary_dilation, binary_erosion, generate_binary_structure
 
-from tesla_med.config import Preprocessing, Region
-from tesla_med.configfiles import load_site, site_files
+from tesla_med.config.files import load_site, site_files
+from tesla_med.config.models import Preprocessing, Region
 from tesla_med.errors import ConfigError, DataError, TeslaMedError
-from tesla_med.io import read_volume, write_mask
-from tesla_med.transforms import Preprocessor
+from tesla_med.io.volumes import read_volume, write_mask
+from tesla_med.prepare.transforms import Preprocessor
 
 EXAMPLES = int(os.environ.get("TESLA_MED_EXAMPLES", "50"))
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import pytest
 import small_site as small
 import torch
 
-from tesla_med.configfiles import load_site
+from tesla_med.config.files import load_site
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.models.checkpoint import read_state
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tesla_med.config import SiteConfig
-from tesla_med.configfiles import load_pipeline
-from tesla_med.tile_training import train_tiles
+from tesla_med.config.files import load_pipeline
+from tesla_med.config.models import SiteConfig
+from tesla_med.training.tiles import train_tiles
 
 SMALL = (
     *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=60", "train.batch_size=16"),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tesla_med.config import PipelineConfig, Section
-from tesla_med.configfiles import validate
+from tesla_med.config.files import validate
+from tesla_med.config.models import PipelineConfig, Section
 from tesla_med.errors import ConfigError
 from tesla_med.registry import Registry
 

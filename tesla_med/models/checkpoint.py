@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tesla_med import __version__
-from tesla_med.acquisition import Acquisition
-from tesla_med.config import LabelClass, ModelConfig, PipelineConfig, Preprocessing
+from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
-from tesla_med.files import write_bytes, write_json
+from tesla_med.io.files import write_bytes, write_json
+from tesla_med.prepare.acquisition import Acquisition
 from tesla_med.types import Record
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")

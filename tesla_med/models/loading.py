@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config import PipelineConfig, Section
+from tesla_med.config.models import PipelineConfig, Section
 from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import ModelCard, load_state, read_card, read_state

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tesla_med.config import Section
+from tesla_med.config.models import Section
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import MODELS, Network
 from tesla_med.registry import unknown_name

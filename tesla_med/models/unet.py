@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tesla_med.config import Section
+from tesla_med.config.models import Section
 from tesla_med.models.base import MODELS, Network
 
 

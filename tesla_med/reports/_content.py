@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tesla_med.calibration import ALL_CLASSES, DIFFERENCE, FIGURES
-from tesla_med.config import LabelClass, QualityConfig
-from tesla_med.quality import needs_review
+from tesla_med.config.models import LabelClass, QualityConfig
+from tesla_med.engine.quality import needs_review
 from tesla_med.reports.base import RunContext
+from tesla_med.scoring.calibration import ALL_CLASSES, DIFFERENCE, FIGURES
 from tesla_med.types import CaseResult, ClassScore
 
 NOT_APPLICABLE = "n/a"

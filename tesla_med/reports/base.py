@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config import PipelineConfig, SiteConfig
+from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.registry import Registry
 from tesla_med.types import CaseResult, CaseView
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tesla_med.calibration import ALL_CLASSES, BOUNDARY_WIDTH, MODELS, merge, summarise
-from tesla_med.config import PipelineConfig
+from tesla_med.config.models import PipelineConfig
 from tesla_med.reports.base import REPORTS, Report
+from tesla_med.scoring.calibration import ALL_CLASSES, BOUNDARY_WIDTH, MODELS, merge, summarise
 from tesla_med.types import CaseResult
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
@@ -25,7 +25,7 @@ class CalibrationReport(Report):
 
     def finish(self, results: Sequence[CaseResult]) -> list[Path]:
         """Write both files; without a scored case only the JSON, which says so."""
-        from tesla_med.files import atomic_path, write_json
+        from tesla_med.io.files import atomic_path, write_json
 
         summary = summarise_results(results)
         folder = self.run.report_folder
@@ -44,7 +44,7 @@ class CalibrationReport(Report):
 
 
 def summarise_results(results: Sequence[CaseResult]) -> dict[str, Any]:
-    """Return :func:`tesla_med.calibration.summarise` of every case that has counts."""
+    """Return :func:`tesla_med.scoring.calibration.summarise` of every case that has counts."""
     counts = [item.calibration for item in results if item.calibration is not None]
     return summarise(merge(counts), counts)
 

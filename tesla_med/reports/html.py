@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config import LabelClass
-from tesla_med.metrics import dice
-from tesla_med.quality import audit, pairs
+from tesla_med.config.models import LabelClass
+from tesla_med.engine.quality import audit, pairs
 from tesla_med.reports import _content
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.reports.quality import scatter_png
+from tesla_med.scoring.metrics import dice
 from tesla_med.types import CaseResult, CaseView
 
 TEMPLATE = "report.html.j2"
@@ -63,7 +63,7 @@ class HtmlReport(Report):
 
     def finish(self, results: Sequence[CaseResult]) -> list[Path]:
         """Write the page."""
-        from tesla_med.files import write_text
+        from tesla_med.io.files import write_text
 
         path = self.run.report_folder / "report.html"
         write_text(path, self._render(list(results)))
@@ -117,7 +117,7 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
         view: its arrays.
         run: for the classes, the number of slices and the slice direction.
     """
-    from tesla_med.nifti import slice_axis
+    from tesla_med.io.nifti import slice_axis
     from tesla_med.reports import overlays
 
     axis = slice_axis(view.affine, run.pipeline.preprocessing.orientation)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tesla_med.config import LabelClass
-from tesla_med.metrics import bounding_box
-from tesla_med.nifti import axis_directions
+from tesla_med.config.models import LabelClass
+from tesla_med.io.nifti import axis_directions
+from tesla_med.scoring.metrics import bounding_box
 from tesla_med.types import CaseView, IntArray
 
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))  # positive and negative end of each RAS+ axis

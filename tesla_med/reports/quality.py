@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tesla_med.quality import audit, needs_review, pairs
+from tesla_med.engine.quality import audit, needs_review, pairs
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.types import CaseResult
 
@@ -23,7 +23,7 @@ class QualityReport(Report):
 
     def finish(self, results: Sequence[CaseResult]) -> list[Path]:
         """Write the figures, and the scatter plot where at least one pair can be compared."""
-        from tesla_med.files import atomic_path, write_json
+        from tesla_med.io.files import atomic_path, write_json
 
         folder, config = self.run.report_folder, self.run.pipeline.quality
         data, picture = folder / "predicted_dice.json", folder / "predicted_dice.png"

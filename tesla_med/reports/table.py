@@ -47,7 +47,7 @@ class TableReport(Report):
 
     def finish(self, results: Sequence[CaseResult]) -> list[Path]:
         """Write the table; failed cases have rows too, with blank figures."""
-        from tesla_med.files import write_text
+        from tesla_med.io.files import write_text
 
         path = self.run.report_folder / "metrics.csv"
         write_text(path, to_csv(COLUMNS, self._rows(results)))

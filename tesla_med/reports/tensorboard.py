@@ -79,7 +79,7 @@ class TensorboardReport(Report):
         return figures
 
     def _overlay(self, result: CaseResult, view: CaseView, number: int) -> None:
-        from tesla_med.nifti import slice_axis
+        from tesla_med.io.nifti import slice_axis
         from tesla_med.reports.overlays import choose_slices, display_window, draw, to_array
 
         axis = slice_axis(view.affine, self.run.pipeline.preprocessing.orientation)

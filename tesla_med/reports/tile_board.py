@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tesla_med.config import PipelineConfig
+from tesla_med.config.models import PipelineConfig
+from tesla_med.io.tiles import UNLABELLED
 from tesla_med.reports.tensorboard import FOLDER
-from tesla_med.scoring import normalised_entropy
-from tesla_med.tiles import UNLABELLED
+from tesla_med.scoring.score import normalised_entropy
 from tesla_med.tta.base import TTAMethod
 
 Probs = npt.NDArray[np.float32]
@@ -81,7 +81,7 @@ class TileBoard:
         """Write the final figures and pictures, close, and return the event files.
 
         Args:
-            figures: those of :func:`tesla_med.tile_runs.tile_figures`; empty without labels.
+            figures: those of :func:`tesla_med.tasks.tile_runs.tile_figures`; empty without labels.
             pictures: tag -> PNG file.
         """
         if self._writer is None:

@@ -30,10 +30,17 @@ from tesla_med import losses
 from tesla_med.augment import warp
 from tesla_med.augment.static import RandAugment
 from tesla_med.models.base import Network
-from tesla_med.normalisation import batch_statistics
-from tesla_med.teacher import Flip, make_teacher, update_teacher, weak_view_thetas
+from tesla_med.models.normalisation import batch_statistics
+from tesla_med.tta._shared.neighbours import (
+    Memory,
+    head_features,
+    in_frame_of,
+    info_nce,
+    neighbour_mean,
+    rows,
+)
+from tesla_med.tta._shared.teacher import Flip, make_teacher, update_teacher, weak_view_thetas
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
-from tesla_med.tta.neighbours import Memory, head_features, in_frame_of, info_nce, neighbour_mean, rows
 
 
 class AdaContrastParams(MethodParams):

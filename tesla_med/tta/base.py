@@ -17,16 +17,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tesla_med.config import Protocol, Section
-from tesla_med.configfiles import validate
+from tesla_med.config.files import validate
+from tesla_med.config.models import Protocol, Section
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers, to_model_range
-from tesla_med.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
+from tesla_med.models.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
 from tesla_med.registry import Registry
-from tesla_med.teacher import average_over_views
+from tesla_med.tta._shared.teacher import average_over_views
 
 if TYPE_CHECKING:
-    from tesla_med.statistics import SourceStatistics
+    from tesla_med.training.measure import SourceStatistics
 
 Scalars = dict[str, Tensor | float]
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.normalisation import (
+from tesla_med.models.normalisation import (
     batch_statistics,
     blend_running_statistics,
     copied,

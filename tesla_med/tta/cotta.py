@@ -26,9 +26,9 @@ from torch.nn import functional
 from tesla_med.augment import warp
 from tesla_med.augment.static import RandAugment
 from tesla_med.models.base import Network
-from tesla_med.teacher import Flip, average_over_views, make_teacher, update_teacher
+from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.teacher import Flip, average_over_views, make_teacher, update_teacher
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
-from tesla_med.tta.passes import GraphPool, NetworkPass
 
 
 class CoTTAParams(MethodParams):

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tesla_med import losses
 from tesla_med.augment import warp
 from tesla_med.errors import AdaptationError
+from tesla_med.tta._shared.opttta_views import OPERATIONS, apply_draw, draw_views, norm_distance
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
-from tesla_med.tta.opttta_views import OPERATIONS, apply_draw, draw_views, norm_distance
 
 
 class OptTTAParams(MethodParams):

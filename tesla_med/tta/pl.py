@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tesla_med.tta._shared.learner import Learner, LearnerParams, all_but_head, norm_affine
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import Learner, LearnerParams, all_but_head, norm_affine
 
 
 class PLParams(LearnerParams):

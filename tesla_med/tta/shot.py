@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med import losses
-from tesla_med.normalisation import batch_statistics
+from tesla_med.models.normalisation import batch_statistics
+from tesla_med.tta._shared.learner import Learner, LearnerParams, all_but_head
+from tesla_med.tta._shared.neighbours import head_features, in_frame_of, rows
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import Learner, LearnerParams, all_but_head
-from tesla_med.tta.neighbours import head_features, in_frame_of, rows
 
 
 class SHOTParams(LearnerParams):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.teacher import Flip
+from tesla_med.tta._shared.teacher import Flip
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 

@@ -17,11 +17,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from tesla_med.models.base import Network
-from tesla_med.teacher import make_teacher, update_teacher
+from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
+from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.teacher import make_teacher, update_teacher
 from tesla_med.tta.adacontrast import AdaContrast, AdaContrastParams
-from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.passes import GraphPool, NetworkPass
 from tesla_med.tta.shot import SHOT, SHOTParams
 from tesla_med.tta.tent import Tent, TentParams
 

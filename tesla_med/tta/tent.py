@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tesla_med import losses
+from tesla_med.tta._shared.learner import Learner, LearnerParams, norm_affine
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import Learner, LearnerParams, norm_affine
 
 
 class TentParams(LearnerParams):

@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med import losses
-from tesla_med.config import Protocol
+from tesla_med.config.models import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
-from tesla_med.normalisation import blend_running_statistics, running_statistics
-from tesla_med.teacher import make_teacher, update_teacher
-from tesla_med.tta.augmented import AugmentationParams, AugmentedMethod
-from tesla_med.tta.augmented import severity as severity
+from tesla_med.models.normalisation import blend_running_statistics, running_statistics
+from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
+from tesla_med.tta._shared.augmented import severity as severity
+from tesla_med.tta._shared.neighbours import Memory, neighbour_mean
+from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.teacher import make_teacher, update_teacher
 from tesla_med.tta.base import METHODS, MethodParams, Scalars
-from tesla_med.tta.neighbours import Memory, neighbour_mean
-from tesla_med.tta.passes import GraphPool, NetworkPass
 
 SHARES_MOMENTUM = 0.1
 """Share of a batch in the running class shares of ``marginal_target: teacher``."""

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.tta.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
+from tesla_med.tta._shared.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
 from tesla_med.tta.base import METHODS, Scalars
 from tesla_med.tta.tesla import TeSLA, TeSLAParams
 from tesla_med.tta.ttac import TTAC

@@ -14,9 +14,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from tesla_med.tta.alignment import AlignedLearner, AlignmentParams, Anchors, Moments, require_statistics
+from tesla_med.tta._shared.alignment import (
+    AlignedLearner,
+    AlignmentParams,
+    Anchors,
+    Moments,
+    require_statistics,
+)
+from tesla_med.tta._shared.learner import LearnerParams
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import LearnerParams
 
 
 class TTACParams(AlignmentParams, LearnerParams):

@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.tta.alignment import AlignedLearner, AlignmentParams, Moments, require_statistics
+from tesla_med.tta._shared.alignment import AlignedLearner, AlignmentParams, Moments, require_statistics
+from tesla_med.tta._shared.learner import LearnerParams
 from tesla_med.tta.base import METHODS, Scalars
-from tesla_med.tta.learner import LearnerParams
 
 
 class TTTPlusPlusParams(AlignmentParams, LearnerParams):

@@ -5,8 +5,8 @@ import pytest
 import small_site as small
 from small_volumes import assert_same_grid, blocks, diagonal, run_whole, write
 
-from tesla_med.evaluate import evaluate
-from tesla_med.io import read_mask, read_volume
+from tesla_med.actions.evaluate import evaluate
+from tesla_med.io.volumes import read_mask, read_volume
 
 CASE = 1
 SHAPE = (32, 28, 12)

@@ -5,7 +5,7 @@ import pytest
 import small_site as small
 from small_volumes import assert_same_grid, noise, run_whole, write
 
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 3
 AIL = np.array([[0, 0, -3.0, 20], [1, 0, 0, -7], [0, -1, 0, 4], [0, 0, 0, 1]])

@@ -5,7 +5,7 @@ import pytest
 import small_site as small
 from small_volumes import assert_same_grid, blocks, diagonal, run_whole, write
 
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 4
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from small_volumes import assert_same_grid, blocks, run_whole, write
 
-from tesla_med.evaluate import evaluate
+from tesla_med.actions.evaluate import evaluate
 
 CASE = 6
 SHAPE = (16, 16, 8)

@@ -6,7 +6,7 @@ import pytest
 import small_site as small
 
 from tesla_med.errors import DataError
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 7
 pytestmark = pytest.mark.usefixtures("one_thread")

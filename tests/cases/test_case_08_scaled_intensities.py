@@ -4,7 +4,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from tesla_med.io import read_volume, write_mask
+from tesla_med.io.volumes import read_volume, write_mask
 
 CASE = 8
 

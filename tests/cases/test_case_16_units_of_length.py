@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_volumes import assert_same_grid, blocks, diagonal, run_whole, write
 
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 16
 UNKNOWN, METRE, MM, MICRON = 0, 1, 2, 3

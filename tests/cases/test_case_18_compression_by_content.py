@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import small_site as small
 
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 18
 

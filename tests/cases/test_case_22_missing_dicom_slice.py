@@ -5,7 +5,7 @@ import pytest
 from dicom_files import write_series
 
 from tesla_med.errors import DataError
-from tesla_med.io import read_volume
+from tesla_med.io.volumes import read_volume
 
 CASE = 22
 

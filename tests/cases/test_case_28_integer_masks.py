@@ -6,7 +6,7 @@ import pytest
 import SimpleITK as sitk  # noqa: N813 - its usual name
 import small_site as small
 
-from tesla_med.io import read_volume, write_mask
+from tesla_med.io.volumes import read_volume, write_mask
 
 CASE = 28
 

@@ -4,7 +4,7 @@ import nibabel as nib
 import numpy as np
 import small_site as small
 
-from tesla_med.io import read_mask, read_volume, write_mask
+from tesla_med.io.volumes import read_mask, read_volume, write_mask
 
 CASE = 29
 

@@ -8,7 +8,7 @@ import numpy as np
 import small_site as small
 from small_volumes import diagonal, run_whole, write
 
-from tesla_med.config import Files, MaskLayer
+from tesla_med.config.models import Files, MaskLayer
 
 CASE = 35
 CLASSES = "classes=[{value: 0, name: background}, {value: 2, name: gland}, {value: 5, name: zone}]"

@@ -4,11 +4,11 @@ import pytest
 import small_site as small
 import torch
 
-from tesla_med.configfiles import load_pipeline
-from tesla_med.datasets import SiteSlices
-from tesla_med.driver import Driver
+from tesla_med.config.files import load_pipeline
+from tesla_med.engine.driver import Driver
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import build_model, norm_layers
+from tesla_med.prepare.stream import SiteSlices
 
 CASE = 40
 ARGUMENTS = "{channels: [4, 8, 16], strides: [2, 2], norm: batch}"

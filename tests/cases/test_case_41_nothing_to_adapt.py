@@ -5,7 +5,7 @@ import small_site as small
 import torch
 
 from tesla_med.adapt import adapt_site
-from tesla_med.configfiles import load_pipeline
+from tesla_med.config.files import load_pipeline
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint

@@ -6,7 +6,7 @@ import torch
 
 from tesla_med import losses
 from tesla_med.models.base import norm_layers
-from tesla_med.normalisation import batch_statistics
+from tesla_med.models.normalisation import batch_statistics
 from tesla_med.tta.tesla import TeSLA
 
 CASE = 45

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tesla_med import losses
-from tesla_med.calibration import count_binary
-from tesla_med.metrics import dice, volume_ml
-from tesla_med.tta.passes import activations
+from tesla_med.scoring.calibration import count_binary
+from tesla_med.scoring.metrics import dice, volume_ml
+from tesla_med.tta._shared.passes import activations
 
 CASE = 48
 HALVES = [torch.float16, torch.bfloat16]

@@ -14,12 +14,12 @@ import tile_site
 import torch
 
 from tesla_med import plan
-from tesla_med.caseprediction import CasePredictor
+from tesla_med.engine.memory import free_device_memory, is_out_of_memory, with_less_memory
+from tesla_med.engine.predictor import CasePredictor
 from tesla_med.errors import AdaptationError
-from tesla_med.memory import free_device_memory, is_out_of_memory, with_less_memory
 from tesla_med.models.base import MODELS as REGISTRY
 from tesla_med.models.unet import UNet
-from tesla_med.tile_runs import adapt_tiles
+from tesla_med.tasks.tile_runs import adapt_tiles
 
 CASE = 50
 

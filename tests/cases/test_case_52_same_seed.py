@@ -5,8 +5,8 @@ import small_site as small
 import torch
 
 from tesla_med import adapt as adapt_module
-from tesla_med.datasets import Failure, case_error
 from tesla_med.errors import TeslaMedError
+from tesla_med.prepare.stream import Failure, case_error
 
 CASE = 52
 STATUS = "on a GPU single voxels may differ between cards; that is not tested here"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import small_site as small
 
-from tesla_med.predict import predict
+from tesla_med.actions.predict import predict
 
 CASE = 53
 ONE_LARGE_STEP = (

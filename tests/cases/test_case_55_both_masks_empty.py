@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from small_volumes import blocks, diagonal, write
 
-from tesla_med.cli import run
-from tesla_med.config import LabelClass
-from tesla_med.metrics import dice, per_slice_dice, score_case, surface_distances
+from tesla_med.cli.app import run
+from tesla_med.config.models import LabelClass
+from tesla_med.scoring.metrics import dice, per_slice_dice, score_case, surface_distances
 
 CASE = 55
 SHAPE = (16, 16, 8)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from small_volumes import blocks, diagonal, write
 
-from tesla_med.config import LabelClass
-from tesla_med.evaluate import evaluate
-from tesla_med.metrics import dice, score_case
+from tesla_med.actions.evaluate import evaluate
+from tesla_med.config.models import LabelClass
 from tesla_med.reports._content import class_summary
+from tesla_med.scoring.metrics import dice, score_case
 from tesla_med.types import CaseResult
 
 CASE = 56

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from small_volumes import diagonal, write
 
-from tesla_med.config import LabelClass
-from tesla_med.evaluate import evaluate
-from tesla_med.metrics import dice, per_slice_dice, score_case
+from tesla_med.actions.evaluate import evaluate
+from tesla_med.config.models import LabelClass
+from tesla_med.scoring.metrics import dice, per_slice_dice, score_case
 
 CASE = 57
 REFERENCE = np.zeros((16, 16, 20), np.uint8)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tesla_med.calibration import count_binary, count_case
+from tesla_med.scoring.calibration import count_binary, count_case
 
 CASE = 60
 

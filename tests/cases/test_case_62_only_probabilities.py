@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tesla_med.calibration import count_binary, count_case
 from tesla_med.errors import DataError
+from tesla_med.scoring.calibration import count_binary, count_case
 
 CASE = 62
 PROBABILITY, TRUTH = np.array([0.2, 0.4]), np.array([False, False])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tesla_med.calibration import calibration_region, count_case, merge, summarise
-from tesla_med.config import LabelClass
+from tesla_med.config.models import LabelClass
 from tesla_med.reports._content import calibration_rows, tiles
+from tesla_med.scoring.calibration import calibration_region, count_case, merge, summarise
 
 CASE = 63
 SHAPE = (100, 100, 10)

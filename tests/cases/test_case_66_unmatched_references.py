@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_volumes import blocks, diagonal, write
 
-from tesla_med.cli import run
+from tesla_med.cli.app import run
 
 CASE = 66
 

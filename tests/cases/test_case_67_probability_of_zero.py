@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tesla_med.calibration import EPSILON, count_binary, count_case, merge, summarise
 from tesla_med.errors import DataError
+from tesla_med.scoring.calibration import EPSILON, count_binary, count_case, merge, summarise
 
 CASE = 67
 

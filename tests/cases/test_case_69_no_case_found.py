@@ -3,8 +3,8 @@
 import pytest
 import small_site as small
 
-from tesla_med.cli import run
-from tesla_med.configfiles import load_site
+from tesla_med.cli.app import run
+from tesla_med.config.files import load_site
 
 CASE = 69
 SITE = """\

@@ -5,7 +5,7 @@ import threading
 import pytest
 import small_site as small
 
-from tesla_med import datasets
+from tesla_med.prepare import stream as datasets
 
 CASE = 72
 STATUS = (

@@ -8,10 +8,10 @@ import pytest
 import small_site as small
 from small_volumes import noise, write
 
-from tesla_med.cli import run
+from tesla_med.cli.app import run
 from tesla_med.errors import OutputError
-from tesla_med.files import write_json
-from tesla_med.io import read_volume, write_mask
+from tesla_med.io.files import write_json
+from tesla_med.io.volumes import read_volume, write_mask
 
 resource = pytest.importorskip("resource")
 
@@ -86,7 +86,7 @@ def test_a_full_disk_is_told_of_in_the_same_way(tmp_path, monkeypatch, limited):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tesla_med.files._flush", full)
+    monkeypatch.setattr("tesla_med.io.files._flush", full)
     with pytest.raises(OutputError, match=r"No space left on device \(0\.0 MiB needed, \d+"):
         write_mask(tmp_path / "out/Case00_mask.nii.gz", np.zeros(volume.shape, np.uint8), volume)
     assert list((tmp_path / "out").iterdir()) == []

@@ -4,7 +4,7 @@ import nibabel as nib
 import pytest
 import small_site as small
 
-from tesla_med.config import Files
+from tesla_med.config.models import Files
 from tesla_med.errors import DataError
 
 CASE = 77

@@ -5,8 +5,8 @@ import csv
 import pytest
 import small_site as small
 
-from tesla_med.cli import run
-from tesla_med.files import write_json
+from tesla_med.cli.app import run
+from tesla_med.io.files import write_json
 
 CASE = 82
 

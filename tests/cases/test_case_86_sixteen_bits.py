@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from tesla_med.tiles import read_tile
+from tesla_med.io.tiles import read_tile
 
 CASE = 86
 

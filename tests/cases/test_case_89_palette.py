@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tile_files import channels, smooth
 
-from tesla_med.tiles import read_tile
+from tesla_med.io.tiles import read_tile
 
 CASE = 89
 

@@ -5,7 +5,7 @@ from PIL import Image
 from tile_files import smooth
 
 from tesla_med.errors import DataError
-from tesla_med.tiles import find_tiles, read_tile, stream
+from tesla_med.io.tiles import find_tiles, read_tile, stream
 
 CASE = 90
 

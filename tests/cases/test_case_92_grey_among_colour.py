@@ -3,7 +3,7 @@
 from PIL import Image
 from tile_files import smooth
 
-from tesla_med.tiles import find_tiles, stream
+from tesla_med.io.tiles import find_tiles, stream
 
 CASE = 92
 

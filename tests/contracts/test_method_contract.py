@@ -12,10 +12,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tesla_med.config import PROTOCOLS
+from tesla_med.config.models import PROTOCOLS
 from tesla_med.errors import AdaptationError, ConfigError
 from tesla_med.tta import METHODS, MethodParams, TTAMethod
-from tesla_med.tta.passes import NetworkPass
+from tesla_med.tta._shared.passes import NetworkPass
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EVERY = pytest.mark.parametrize("name", METHODS.names())
@@ -47,7 +47,7 @@ class Cases:
 
 def drive(method, protocol, images, seen=None):
     """Adapt as the protocol says and return the probabilities of the images."""
-    from tesla_med.driver import Driver
+    from tesla_med.engine.driver import Driver
 
     steps = {} if seen is None else seen
     driver = Driver(method, protocol, "site", lambda number, scalars: steps.update({number: scalars}))
@@ -265,9 +265,9 @@ def test_references_are_never_opened(name, protocol, make_tta, tmp_path):
     import nibabel
     import numpy as np
 
-    from tesla_med.config import Files, LabelClass, PipelineConfig, Preprocessing, SiteConfig
-    from tesla_med.datasets import CaseLoader, SiteSlices
-    from tesla_med.driver import Driver
+    from tesla_med.config.models import Files, LabelClass, PipelineConfig, Preprocessing, SiteConfig
+    from tesla_med.engine.driver import Driver
+    from tesla_med.prepare.stream import CaseLoader, SiteSlices
     from tesla_med.types import Case
 
     pipeline = PipelineConfig(

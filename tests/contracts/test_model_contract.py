@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from tesla_med.config import LabelClass, ModelConfig, PipelineConfig
+from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig
 from tesla_med.errors import ConfigError
 from tesla_med.models import MODELS, Network, build_model
 from tesla_med.models.base import parameter_count

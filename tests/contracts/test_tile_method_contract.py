@@ -9,9 +9,9 @@ import tile_site
 import torch
 from test_method_contract import PAIRS, check_probs, drive, few_steps
 
-from tesla_med import tile_runs
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
+from tesla_med.tasks import tile_runs
 from tesla_med.tta import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

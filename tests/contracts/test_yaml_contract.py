@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tesla_med.config import PROTOCOLS
-from tesla_med.configfiles import (
+from tesla_med.config.files import (
     load_pipeline,
     load_site,
     pipeline_files,
@@ -15,7 +14,8 @@ from tesla_med.configfiles import (
     site_files,
     site_folders,
 )
-from tesla_med.tables import table_files
+from tesla_med.config.models import PROTOCOLS
+from tesla_med.config.tables import table_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOTS = [ROOT]

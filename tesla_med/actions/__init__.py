@@ -1,0 +1,1 @@
+"""What else can be done with a task: predict, evaluate, rollback, check, estimate."""

@@ -1,0 +1,58 @@
+"""Masks from frozen weights, adapted ones too: no adaptation, the same grid, files and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tesla_med.adapt import SiteResult, run_plan
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.plan import make_plan
+from tesla_med.types import Progress
+
+
+def predict(
+    volumes: str | Path,
+    weights: str | Path,
+    *,
+    site: str | SiteConfig | None = None,
+    pipeline: str | PipelineConfig | None = None,
+    out: str | Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> SiteResult:
+    """Predict every image with frozen weights.
+
+    Args:
+        volumes: folder of images, or one image.
+        weights: weights, such as ``checkpoints/adapted.safetensors`` of an earlier run.
+        site: for its file patterns, region of interest and references; None takes every image
+            whole and scores nothing.
+        pipeline: default: that of the site, or of the weights' card.
+        out: output folder; default ``runs/<site>/predict``.
+        device: auto, cpu or cuda.
+        overwrite: replace an earlier run.
+        overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
+        progress: called as the work goes on.
+
+    Returns:
+        The cases' records, as :func:`tesla_med.adapt_site` gives them, method ``source``.
+
+    Raises:
+        TeslaMedError: as :func:`tesla_med.adapt_site`.
+    """
+    plan = make_plan(
+        site,
+        volumes,
+        weights=weights,
+        pipeline=pipeline,
+        method="source",
+        protocol="N-O",
+        out=out,
+        device=device,
+        overrides=tuple(overrides),
+        default_name="predict",
+    )
+    return run_plan(plan, overwrite=overwrite, progress=progress)

@@ -1,0 +1,66 @@
+"""What can be chosen by name, as tables for ``tesla-med list``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def _methods() -> Table:
+    from tesla_med.tta import METHODS
+
+    rows = [[name, ", ".join(item.protocols), item.summary, item.citation] for name, item in METHODS.items()]
+    return ["method", "protocols", "summary", "citation"], rows
+
+
+def _ops() -> Table:
+    from tesla_med.augment.ops import OP_SETS, OPS
+
+    rows = []
+    for name, op in OPS.items():
+        sets = ", ".join(key for key, members in OP_SETS.items() if name in members)
+        identity = "none" if op.identity is None else f"{op.identity:g}"
+        rows.append([name, op.kind, op.unit, identity, op.gradient, sets])
+    return ["op", "kind", "range for magnitude 0 to 1", "identity at", "gradient", "op sets"], rows
+
+
+def _models() -> Table:
+    from tesla_med.models import MODELS
+
+    return ["model", "summary"], [[name, item.summary] for name, item in MODELS.items()]
+
+
+def _reports() -> Table:
+    from tesla_med.reports.base import REPORTS
+
+    return ["report", "summary"], [[name, item.summary] for name, item in REPORTS.items()]
+
+
+def _pipelines() -> Table:
+    from tesla_med.config.files import load_pipeline, pipeline_files
+
+    found = [load_pipeline(name) for name in pipeline_files()]
+    rows = [[item.name, item.title, ", ".join(entry.name for entry in item.foreground)] for item in found]
+    return ["pipeline", "title", "classes"], rows
+
+
+def _tables() -> Table:
+    from tesla_med.config.tables import load_table, table_files
+
+    found = [(name, load_table(name)) for name in table_files()]
+    rows = [
+        [name, item.title, item.pipeline, str(len(item.rows)), ", ".join(item.protocols)]
+        for name, item in found
+    ]
+    return ["table", "title", "pipeline", "rows", "protocols"], rows
+
+
+LISTS: dict[str, Callable[[], Table]] = {
+    "methods": _methods,
+    "ops": _ops,
+    "models": _models,
+    "reports": _reports,
+    "pipelines": _pipelines,
+    "tables": _tables,
+}

@@ -1,0 +1,1 @@
+"""Configuration: models, files and tables. Nothing here imports torch."""

@@ -1,0 +1,1 @@
+"""Generated volumes and tiles, and the whole loop on them."""

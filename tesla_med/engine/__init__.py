@@ -1,0 +1,1 @@
+"""How units go through a network: driver, predictor, guard, memory."""

@@ -1,0 +1,167 @@
+"""Feed slices to a method as a protocol says, and note what it reports. Knows no references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tesla_med.config.models import Protocol, Reset
+from tesla_med.engine.memory import LEAST_TILES, with_less_memory
+from tesla_med.prepare.stream import SiteSlices
+from tesla_med.tta.base import Scalars, TTAMethod
+from tesla_med.types import Progress
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+class Driver:
+    """Drive one method through one site.
+
+    Args:
+        method: the method.
+        protocol: O: each case is adapted to when it comes; M: several passes over the site first.
+        reset: ``case``: every case starts from the source model, whatever the protocol.
+        on_step: called with the number of each update, rising over the whole run, and its scalars.
+
+    Attributes:
+        case_by_case: whether adaptation happens case by case.
+        finite: whether every loss of the passes over the site was finite.
+    """
+
+    def __init__(
+        self, method: TTAMethod, protocol: Protocol, reset: Reset, on_step: OnStep = lambda *_: None
+    ) -> None:
+        self.method = method
+        self.reset = reset
+        self.on_step = on_step
+        self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
+        self.finite = True
+        self._told = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many updates were told of, and whether all their losses were finite."""
+        return {"told": self._told, "finite": self.finite}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._told = state["told"]
+        self.finite = state["finite"]
+
+    def adapt_to_site(
+        self,
+        slices: SiteSlices,
+        progress: Progress = lambda *_: None,
+        *,
+        start: int = 0,
+        on_pass: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Pass over the slices of the whole site as often as the method says.
+
+        Args:
+            slices: of the site.
+            progress: called before each pass.
+            start: passes that are done already.
+            on_pass: called with the number of passes done, after each.
+        """
+        params = self.method.params
+
+        def batches() -> Iterable[Tensor]:
+            if params.draw == "ordered" and params.batch_slices is not None:
+                yield from slices.batches(self.method.at_most(params.batch_slices))
+            else:
+                for images in slices:
+                    yield from self.method.batches(images)
+
+        for epoch in range(start, params.epochs if self.finite else start):
+            progress("passes over the site", epoch, params.epochs)
+            try:
+                self.finite &= self._one_pass(epoch, batches)
+            except RuntimeError:
+                if not self._diverged():
+                    raise
+                self.finite = False
+            if not self.finite:
+                self.method.reset()
+            on_pass(epoch + 1)
+            if not self.finite:
+                break
+        progress("passes over the site", params.epochs, params.epochs)
+
+    def _one_pass(self, epoch: int, batches: Callable[[], Iterable[Tensor]]) -> bool:
+        """Do one pass over the site, with less memory if it must; return whether losses were finite."""
+        before = self.method.state_dict()
+
+        def work() -> bool:
+            self.method.start_epoch(epoch, batches())
+            return self._note([self.method.adapt(batch) for batch in batches()])
+
+        def restore() -> None:
+            self.method.load_state_dict(before)
+
+        most = self.method.params.batch_slices or 1
+        tiles = self.method.model.task == "classification"
+        least, noun = (LEAST_TILES, "tile") if tiles else (1, "slice")
+        finite, _ = with_less_memory(work, restore, (self.method,), most, least=least, noun=noun)
+        return finite
+
+    def adapt_and_predict(self, images: Tensor) -> Tensor | None:
+        """Return probabilities (N, L, H, W) of one case, adapted to first where cases are.
+
+        None where a loss or a probability is not finite. Then, as after an exception, what the case
+        did to the method is undone by going back to the source model.
+        """
+        if not self.case_by_case:
+            probs = self.method.predict(images) if self.finite else None
+            return probs if probs is not None and _finite(probs) else None
+        try:
+            probs = self.method.predict(images) if self.adapt_to_case(images) else None
+        except Exception as error:
+            diverged = isinstance(error, RuntimeError) and self._diverged()
+            self.method.reset()
+            if not diverged:
+                raise
+            return None
+        if probs is None or not _finite(probs):
+            self.method.reset()
+            return None
+        return probs
+
+    def adapt_to_case(self, images: Tensor) -> bool:
+        """Adapt to the slices (N, C, H, W) of one case; return whether every loss was finite."""
+        if not self.method.adapts:
+            return True
+        if self.reset == "case":
+            self.method.reset()
+        finite = True
+        images = self.method.to_device(images)  # once, not batch by batch
+        for epoch in range(self.method.params.epochs):
+            self.method.start_epoch(epoch, self.method.batches(images))
+            finite &= self._note([self.method.adapt(batch) for batch in self.method.batches(images)])
+        return finite
+
+    def _diverged(self) -> bool:
+        """Whether a weight is not finite: why, for example, nothing can be drawn from a policy."""
+        weights = (item for module in self.method.modules().values() for item in module.parameters())
+        return not all(_finite(item) for item in weights)
+
+    def _note(self, steps: Sequence[Scalars]) -> bool:
+        """Hand over the scalars of some updates, fetched in one transfer; return whether all are finite."""
+        if not steps or not steps[0]:
+            return True
+        names = list(steps[0])
+        rows = [[torch.as_tensor(step[name]).float().reshape(()) for name in names] for step in steps]
+        table = torch.stack([torch.stack(row) for row in rows]).cpu()
+        for index, values in enumerate(table.tolist()):
+            scalars = dict(zip(names, values, strict=True))
+            if index == len(steps) - 1:
+                scalars |= self.method.record()
+            self.on_step(self._told, scalars)
+            self._told += 1
+        return bool(torch.isfinite(table).all())
+
+
+def _finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())

@@ -1,0 +1,140 @@
+"""One volume: what the source model says, what adaptation says, and which of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from tesla_med.config.models import GuardConfig
+from tesla_med.engine.driver import Driver
+from tesla_med.engine.guard import Guard, Verdict
+from tesla_med.engine.memory import with_less_memory
+from tesla_med.engine.quality import GAMMAS
+from tesla_med.engine.recalibration import fit_temperature_to_masks
+from tesla_med.models.base import Network
+from tesla_med.tta.base import TTAMethod
+
+T = TypeVar("T")
+NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them.
+
+    ``temperature`` is to be applied to finished probabilities, after the mask was made of them.
+    """
+
+    source: Tensor
+    probs: Tensor
+    verdict: Verdict
+    temperature: float = 1.0
+
+
+class CasePredictor:
+    """Predict volume after volume with a method, and judge what came out.
+
+    Args:
+        source: the ``source`` method.
+        method: the method that adapts, or ``source`` itself.
+        driver: feeds it.
+        config: of the guard.
+        recalibrate: choose a temperature for the adapted probabilities without labels.
+    """
+
+    def __init__(
+        self,
+        source: TTAMethod,
+        method: TTAMethod,
+        driver: Driver,
+        config: GuardConfig,
+        *,
+        recalibrate: bool = False,
+    ) -> None:
+        self.source = source
+        self.recalibrate = recalibrate
+        self.method = method
+        self.driver = driver
+        self.guard = Guard(config, source, method) if config.enabled and method.adapts else None
+
+    def __call__(self, images: Tensor) -> Outcome:
+        """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.
+
+        Where adaptation collapsed or failed, the case leaves no trace in the method.
+        """
+        outcome = self._judged(images)
+        if not self.recalibrate or outcome.verdict.used == "source":
+            return outcome
+        with self.deployed(images, outcome.verdict) as network:
+            styled = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
+        found = fit_temperature_to_masks(outcome.probs, styled)
+        signals = outcome.verdict.signals | {"temperature": found.temperature}
+        verdict = replace(outcome.verdict, signals=signals)
+        return replace(outcome, verdict=verdict, temperature=found.temperature)
+
+    def _judged(self, images: Tensor) -> Outcome:
+        if not self.method.adapts:
+            source, done = self._with_less_memory(lambda: self.source.predict(images), lambda: None, images)
+            return Outcome(source, source, Verdict(0.0, done))
+        carries_on = self.driver.case_by_case and self.driver.reset != "case"
+        before = self.method.state_dict() if carries_on else None
+        generators = self.method.generator.get_state(), self.method.noise_generator.get_state()
+
+        def restore() -> None:
+            if before is not None:
+                self.method.load_state_dict(before)
+            self.method.generator.set_state(generators[0])
+            self.method.noise_generator.set_state(generators[1])
+
+        try:
+            outcome, done = self._with_less_memory(lambda: self._attempt(images), restore, images)
+        except Exception:
+            restore()
+            raise
+        if outcome.verdict.collapsed:
+            restore()
+        if not done:
+            return outcome
+        reason = "; ".join(text for text in (outcome.verdict.reason, done) if text)
+        return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+
+    def _with_less_memory(
+        self, work: Callable[[], T], restore: Callable[[], None], images: Tensor
+    ) -> tuple[T, str]:
+        batch = self.method.params.batch_slices or images.shape[0]
+        most = min(max(batch, self.method.context.predict_batch), images.shape[0])
+        return with_less_memory(work, restore, (self.source, self.method), most)
+
+    def _attempt(self, images: Tensor) -> Outcome:
+        source = self.source.predict(images)
+        probs = self.driver.adapt_and_predict(images)
+        if probs is None:
+            return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True))
+        if self.guard is None:
+            return Outcome(source, probs, Verdict(1.0, ""))
+        verdict = self.guard.judge(images, source, probs)
+        if verdict.used == "source":
+            probs = source
+        elif verdict.used == "partial":
+            probs = self.guard.probabilities(images, verdict)
+        return Outcome(source, probs, verdict)
+
+    @contextmanager
+    def deployed(self, images: Tensor | None, verdict: Verdict | None = None) -> Iterator[Network]:
+        """Give the network that made the masks, as it should be saved.
+
+        Args:
+            images: of the case that the weights are for, where they are for one case.
+            verdict: on that case.
+        """
+        guard = self.guard
+        if guard is not None and images is not None and verdict is not None and verdict.used == "partial":
+            with guard.deployed(images, verdict) as network:
+                yield network
+            return
+        with self.method.deployed(images) as network:
+            yield network

@@ -1,0 +1,223 @@
+"""Read a folder of DICOM slices as one volume, or refuse it with the reason.
+
+Slices are sorted by where they lie, never by name or number. A series that does not fill space evenly
+(a missing or doubled slice, a tilted gantry) is refused: stretching it would put masks in the wrong
+place. No text of the header is kept; messages name positions and numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.errors import DataError
+from tesla_med.io.geometry import RawImage, check_affine
+
+_SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
+_POSITION, _ORIENTATION = "0020|0032", "0020|0037"
+_STEP, _THICKNESS = "0018|0088", "0018|0050"
+UNEVEN = 0.05
+"""Largest deviation of a slice's place from an even stack, as a share of the step."""
+MAX_TILT = 0.1
+"""Degrees between the stack's direction and the slices' normal."""
+Doubles = npt.NDArray[np.float64]
+
+
+def is_dicom(path: Path) -> bool:
+    """Return whether a file has the mark of DICOM, whatever its name."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(128)
+            return stream.read(4) == b"DICM"
+    except OSError:
+        return False
+
+
+def dicom_files(folder: Path) -> list[Path]:
+    """Return the DICOM files directly in a folder, by name."""
+    return [item for item in sorted(folder.iterdir()) if item.is_file() and is_dicom(item)]
+
+
+def read_dicom(folder: Path) -> RawImage:
+    """Read the one series in a folder.
+
+    Args:
+        folder: its files are slices of one series; files that are not DICOM do not matter.
+
+    Returns:
+        Voxels (I, J, K) after rescale slope and intercept, slices in the order of their place, and the
+        affine (4, 4) to RAS+ mm.
+
+    Raises:
+        DataError: no series or several, multi-frame or colour images, slices of different grids or
+            directions, a missing or doubled slice, a tilted gantry, or a file that cannot be read.
+        GeometryError: the affine cannot be used.
+    """
+    import SimpleITK as sitk  # noqa: N813 - its usual name
+
+    slices = [_read_header(path) for path in dicom_files(folder)]
+    _check_one_series(slices, folder)
+    slices, step = _in_order(slices, folder)
+    reader = sitk.ImageSeriesReader()
+    reader.SetImageIO("GDCMImageIO")
+    reader.SetFileNames([str(item.path) for item in slices])
+    try:
+        array = sitk.GetArrayFromImage(reader.Execute())
+    except RuntimeError as error:
+        raise DataError(f"{folder}: its DICOM voxels cannot be read: {_last_line(error)}") from error
+    first = slices[0]
+    affine = np.eye(4)
+    affine[:3, 0] = first.across * first.spacing[0]
+    affine[:3, 1] = first.down * first.spacing[1]
+    affine[:3, 2] = step
+    affine[:3, 3] = first.position
+    affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # DICOM's world is LPS+
+    check_affine(affine, folder)
+    return RawImage(array.T, affine)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Where one file's slice lies, LPS+ in mm, and what it belongs to."""
+
+    path: Path
+    series: str
+    number: str
+    size: tuple[int, ...]
+    spacing: tuple[float, float]
+    position: Doubles
+    across: Doubles
+    down: Doubles
+    thickness: float
+
+    @property
+    def normal(self) -> Doubles:
+        """The direction at right angles to the slice."""
+        return np.cross(self.across, self.down)
+
+
+def _read_header(path: Path) -> _Slice:
+    import SimpleITK as sitk  # noqa: N813 - its usual name
+
+    reader = sitk.ImageFileReader()
+    reader.SetImageIO("GDCMImageIO")
+    reader.SetFileName(str(path))
+    try:
+        reader.ReadImageInformation()
+    except RuntimeError as error:
+        raise DataError(f"{path}: cannot be read as DICOM: {_last_line(error)}") from error
+    frames = int(_number(reader, _FRAMES, 1.0))
+    if frames > 1:
+        raise DataError(
+            f"{path}: a multi-frame image of {frames} frames; expected one slice a file; convert it to NIfTI "
+            "with dcm2niix"
+        )
+    if reader.GetNumberOfComponents() != 1:
+        raise DataError(f"{path}: expected grey values, got {reader.GetNumberOfComponents()} colours a pixel")
+    position, direction = _numbers(reader, _POSITION), _numbers(reader, _ORIENTATION)
+    if len(position) != 3 or len(direction) != 6:
+        raise DataError(f"{path}: gives no image position and orientation, so it cannot be placed")
+    steps = reader.GetSpacing()
+    return _Slice(
+        path,
+        _text(reader, _SERIES),
+        _text(reader, _NUMBER),
+        tuple(reader.GetSize()[:2]),
+        (float(steps[0]), float(steps[1])),
+        position,
+        direction[:3],
+        direction[3:],
+        _number(reader, _STEP, _number(reader, _THICKNESS, 1.0)),
+    )
+
+
+def _check_one_series(slices: Sequence[_Slice], folder: Path) -> None:
+    if not slices:
+        raise DataError(f"{folder}: no DICOM file in it")
+    series = {item.series: item.number for item in slices}
+    if len(series) > 1:
+        counts = ", ".join(
+            f"number {number or '?'} ({sum(item.series == name for item in slices)} files)"
+            for name, number in sorted(series.items(), key=lambda entry: entry[1])
+        )
+        raise DataError(f"{folder}: {len(series)} series in one folder: {counts}; give each its own folder")
+    first = slices[0]
+    for item in slices:
+        if item.size != first.size or not np.allclose(item.spacing, first.spacing, rtol=1e-3):
+            raise DataError(
+                f"{item.path}: {item.size} pixels of {item.spacing} mm; other slices of the series have "
+                f"{first.size} of {first.spacing} mm; is it mixed with a localiser?"
+            )
+        apart = max(np.abs(item.across - first.across).max(), np.abs(item.down - first.down).max())
+        if apart > 1e-3:
+            raise DataError(
+                f"{item.path}: lies in another direction than other slices of the series; is it mixed with a "
+                "localiser?"
+            )
+
+
+def _in_order(slices: Sequence[_Slice], folder: Path) -> tuple[list[_Slice], Doubles]:
+    """Return the slices sorted by place and the step from one to the next, (3,) in mm.
+
+    Raises:
+        DataError: they do not lie evenly, one straight behind the other.
+    """
+    normal = slices[0].normal
+    ordered = sorted(slices, key=lambda item: float(item.position @ normal))
+    if len(ordered) == 1:
+        return ordered, normal * ordered[0].thickness
+    places = np.array([item.position for item in ordered])
+    along = places @ normal
+    steps = np.diff(along)
+    usual = float(np.median(steps))
+    for index, step in enumerate(steps):
+        where = f"between {along[index]:.2f} and {along[index + 1]:.2f} mm along its normal"
+        if step < 0.01:
+            pair = f"{ordered[index].path.name} and {ordered[index + 1].path.name}"
+            raise DataError(
+                f"{folder}: two slices at {along[index]:.2f} mm along the normal ({pair}); expected one"
+            )
+        if step > 1.5 * usual:
+            count = round(step / usual) - 1
+            missing = f"{count} slice{'s' if count > 1 else ''} missing"
+            raise DataError(
+                f"{folder}: {missing} {where}: a gap of {step:.2f} mm in a "
+                f"stack of {usual:.2f} mm; export the whole series"
+            )
+        if abs(step - usual) > UNEVEN * usual:
+            raise DataError(
+                f"{folder}: uneven slices: a step of {step:.2f} mm {where}, usually {usual:.2f} mm"
+            )
+    step = (places[-1] - places[0]) / (len(places) - 1)
+    tilt = float(np.degrees(np.arccos(np.clip(step @ normal / np.linalg.norm(step), -1, 1))))
+    if tilt > MAX_TILT:
+        raise DataError(
+            f"{folder}: the stack is tilted by {tilt:.1f} degrees against its slices (gantry tilt); resample "
+            "it to a straight grid first, with dcm2niix for example"
+        )
+    return ordered, step
+
+
+def _text(reader: object, key: str) -> str:
+    has, get = reader.HasMetaDataKey, reader.GetMetaData  # type: ignore[attr-defined]
+    return str(get(key)).strip() if has(key) else ""
+
+
+def _numbers(reader: object, key: str) -> Doubles:
+    try:
+        return np.array([float(part) for part in _text(reader, key).split("\\")], np.float64)
+    except ValueError:
+        return np.zeros(0)
+
+
+def _number(reader: object, key: str, default: float) -> float:
+    found = _numbers(reader, key)
+    return float(found[0]) if len(found) and np.isfinite(found[0]) and found[0] > 0 else default
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()

@@ -1,0 +1,108 @@
+"""Read what experts drew for a case and combine its layers into one label image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tesla_med.config.models import Files, MaskLayer
+from tesla_med.errors import DataError
+from tesla_med.io.volumes import check_same_grid, read_mask
+from tesla_med.types import BoolArray, Case, IntArray, Volume
+
+
+def read_reference(case: Case, site_files: Files, volume: Volume, classes: Sequence[int]) -> IntArray:
+    """Read every mask layer of a case and combine them as the site says.
+
+    Args:
+        case: the case; needs a file for every layer.
+        site_files: what the layers' values mean, and how layers are combined.
+        volume: the case's image, whose grid every layer must share.
+        classes: label values that may occur.
+
+    Returns:
+        Label values (I, J, K) int32 in file order.
+
+    Raises:
+        DataError: a layer without file, an unreadable file, or a value without meaning.
+        GeometryError: a layer on another grid.
+    """
+    if not case.masks or len(case.masks) != len(site_files.masks):
+        raise DataError(f"case {case.name}: the site names no reference masks for it")
+    missing = [
+        layer.pattern for layer, path in zip(site_files.masks, case.masks, strict=True) if path is None
+    ]
+    if missing:
+        raise DataError(f"case {case.name}: no reference file beside {case.image} for {', '.join(missing)}")
+    layers = [
+        _read_layer(path, layer, volume, case)
+        for layer, path in zip(site_files.masks, case.masks, strict=True)
+        if path is not None
+    ]
+    result = _vote(layers) if site_files.combine == "majority" else _paint(layers)
+    unknown = sorted(set(np.unique(result).tolist()) - set(classes))
+    if unknown:
+        raise DataError(
+            f"case {case.name}: reference holds label {_list(unknown)}, expected only {_list(classes)}; "
+            f"map it with 'values' in the site's files.masks (read: {', '.join(map(str, case.masks))})"
+        )
+    return result
+
+
+def read_region_mask(case: Case, volume: Volume) -> BoolArray:
+    """Read the mask that the region of interest is taken from: (I, J, K), true where it is above 0.
+
+    Raises:
+        DataError: the case has no such file, or it cannot be read.
+        GeometryError: it is on another grid.
+    """
+    if case.region_mask is None:
+        raise DataError(
+            f"case {case.name}: the site's region comes from a mask, but there is none beside {case.image}; "
+            "add the file, or choose another region: --set site.region.kind=square or point"
+        )
+    mask, affine = read_mask(case.region_mask)
+    check_same_grid(mask.shape, affine, volume, f"case {case.name}: {case.region_mask}")
+    return np.asarray(mask > 0)
+
+
+def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case) -> IntArray:
+    mask, affine = read_mask(path)
+    check_same_grid(mask.shape, affine, volume, f"case {case.name}: {path}")
+    if layer.write is not None:
+        return np.where(mask > 0, layer.write, 0).astype(np.int32)
+    if layer.values is None:
+        return mask
+    present, places = np.unique(mask, return_inverse=True)
+    unknown = [value for value in present.tolist() if value not in layer.values]
+    if unknown:
+        raise DataError(
+            f"case {case.name}: {path} holds value {_list(unknown)}, the site knows {_list(layer.values)}; "
+            f"add it to 'values' of the mask pattern {layer.pattern}"
+        )
+    mapped = np.array([layer.values[value] for value in present.tolist()], np.int32)
+    return np.asarray(mapped[places].reshape(mask.shape))
+
+
+def _paint(layers: Sequence[IntArray]) -> IntArray:
+    result = np.array(layers[0])
+    for layer in layers[1:]:
+        np.copyto(result, layer, where=layer > 0)
+    return result
+
+
+def _vote(layers: Sequence[IntArray]) -> IntArray:
+    """Return the label most layers give a voxel; background where no label has most votes."""
+    import SimpleITK as sitk  # noqa: N813 - its usual name
+
+    # The filter's memory grows with the largest label, so labels are numbered first.
+    labels = np.unique(np.concatenate([np.unique(layer) for layer in layers] + [np.zeros(1, np.int32)]))
+    images = [sitk.GetImageFromArray(np.searchsorted(labels, layer).astype(np.uint16)) for layer in layers]
+    voted = sitk.GetArrayFromImage(sitk.LabelVoting(images, 0))
+    return np.asarray(labels[voted].astype(np.int32))
+
+
+def _list(values: Sequence[int] | dict[int, int]) -> str:
+    return ", ".join(str(value) for value in list(values)[:10])

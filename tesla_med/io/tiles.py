@@ -1,0 +1,283 @@
+"""Tiles on disk: find them in folders, and read any kind of picture as RGB in [0, 1].
+
+A site of tiles has one folder a class (``SiteConfig.tiles`` says which folder is which class), or one folder
+of tiles without labels. What the mode of a file says counts, never its number of channels alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tesla_med.errors import DataError
+from tesla_med.io.patterns import fold
+
+TILE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One tile as read.
+
+    Attributes:
+        array: (3, H, W) float32 in [0, 1].
+        notes: what was done to it, in words; empty for a plain 8-bit RGB file.
+    """
+
+    array: npt.NDArray[np.float32]
+    notes: tuple[str, ...] = ()
+
+
+def read_tile(path: Path) -> Picture:
+    """Read one tile as RGB.
+
+    Transparent pixels are put on white, as a scanner's background is; palettes are expanded; CMYK and other
+    colour spaces are converted; 16-bit values are scaled by their depth; grey is repeated.
+
+    Raises:
+        DataError: missing, truncated, no picture, several pages, or values without a known range.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                if getattr(image, "n_frames", 1) > 1:
+                    raise DataError(f"{path}: {image.n_frames} pages in one file; expected one tile a file")
+                image.load()
+                return _picture(ImageOps.exif_transpose(image), path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except UnidentifiedImageError:
+        raise DataError(
+            f"{path}: not a picture that can be read; expected {', '.join(TILE_SUFFIXES)}"
+        ) from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: truncated or damaged: {error}") from None
+
+
+def _picture(image: Any, path: Path) -> Picture:
+    """Return any mode of Pillow as RGB."""
+    mode = image.mode
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        return _on_white(image.convert("RGBA"))
+    if mode.startswith("I") or mode == "F":
+        return _deep(image, path)
+    notes: tuple[str, ...] = ()
+    if mode in ("L", "1"):
+        notes = ("grey, repeated in three channels",)
+    elif mode == "P":
+        notes = ("palette expanded",)
+    elif mode != "RGB":
+        notes = (f"converted from {mode}",)
+    return Picture(_channels(np.asarray(image.convert("RGB"), np.float32) / 255.0), notes)
+
+
+def _on_white(image: Any) -> Picture:
+    pixels = np.asarray(image, np.float32) / 255.0
+    alpha = pixels[..., 3:]
+    notes = () if bool((alpha == 1).all()) else ("transparent pixels put on white",)
+    return Picture(_channels(pixels[..., :3] * alpha + (1.0 - alpha)), notes)
+
+
+def _deep(image: Any, path: Path) -> Picture:
+    values = np.asarray(image, np.float64)
+    if image.mode == "F":
+        if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
+            raise DataError(
+                f"{path}: real values from {values.min():g} to {values.max():g}; expected 0 to 1, or integers"
+            )
+        grey = values
+    elif values.min() < 0 or values.max() > 65535:
+        raise DataError(f"{path}: values from {values.min():g} to {values.max():g}; expected at most 16 bits")
+    else:
+        grey = values / 65535.0
+    repeated = np.repeat(grey[..., None], 3, axis=-1).astype(np.float32)
+    return Picture(_channels(repeated), ("16-bit grey, scaled by its depth and repeated in three channels",))
+
+
+def _channels(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class TileSet:
+    """The tiles of a site.
+
+    Attributes:
+        folder: the folder that names are relative to.
+        paths: sorted.
+        labels: (n,) class values, ``UNLABELLED`` where the folder of a tile is no class.
+        skipped: how many files or folders were left out, by reason.
+    """
+
+    folder: Path
+    paths: tuple[Path, ...]
+    labels: npt.NDArray[np.int64]
+    skipped: dict[str, int]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every tile has a class."""
+        return bool((self.labels != UNLABELLED).all())
+
+    @property
+    def names(self) -> list[str]:
+        """Names relative to the folder."""
+        return [path.relative_to(self.folder).as_posix() for path in self.paths]
+
+
+def find_tiles(volumes: Path, folders: dict[str, int]) -> TileSet:
+    """Find the tiles of a site.
+
+    Args:
+        volumes: folder with a sub-folder a class, or with tiles directly or in any sub-folders.
+        folders: sub-folder -> class value; upper and lower case are the same. Other sub-folders are
+            counted and left out; if none of these exists, every tile below is one without a label.
+
+    Raises:
+        DataError: no such folder, or no tile in it.
+    """
+    volumes = Path(volumes)
+    if not volumes.is_dir():
+        raise DataError(f"{volumes}: no such folder; give a folder of tiles")
+    classes = {fold(name): value for name, value in folders.items()}
+    skipped: Counter[str] = Counter()
+    found: list[tuple[Path, int]] = []
+    present = [item for item in sorted(volumes.iterdir()) if item.is_dir() and fold(item.name) in classes]
+    if present:
+        others = [item for item in volumes.iterdir() if item.is_dir() and fold(item.name) not in classes]
+        skipped.update({f"folder {item.name}: no class of the site": _count(item) for item in others})
+        for item in present:
+            found += [(path, classes[fold(item.name)]) for path in _tiles(item, skipped)]
+    else:
+        found = [(path, UNLABELLED) for path in _tiles(volumes, skipped)]
+    if not found:
+        names = ", ".join(folders) or "any"
+        raise DataError(f"{volumes}: no tile found; looked for {', '.join(TILE_SUFFIXES)} in folders {names}")
+    return TileSet(
+        volumes,
+        tuple(path for path, _ in found),
+        np.array([label for _, label in found], np.int64),
+        dict(skipped),
+    )
+
+
+def _tiles(folder: Path, skipped: Counter[str]) -> list[Path]:
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        if path.name.startswith(".") or not path.is_file():
+            continue
+        if path.suffix.lower() in TILE_SUFFIXES:
+            paths.append(path)
+        else:
+            skipped[f"not {', '.join(TILE_SUFFIXES)}"] += 1
+    return paths
+
+
+def _count(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+@dataclass(frozen=True)
+class TileBatch:
+    """Some tiles, and those among them that could not be read.
+
+    Attributes:
+        index: (n,) positions in the set.
+        images: (n, 3, H, W) float32 in [0, 1].
+        notes: position -> notes, where there are any.
+        failed: position -> reason.
+    """
+
+    index: npt.NDArray[np.int64]
+    images: Tensor
+    notes: dict[int, tuple[str, ...]]
+    failed: dict[int, str]
+
+
+def stream(
+    tiles: TileSet,
+    order: Sequence[int],
+    batch: int,
+    size: tuple[int, int],
+    workers: int = 4,
+    *,
+    normalise: bool = False,
+) -> Iterator[TileBatch]:
+    """Read tiles batch by batch, two batches ahead, each resized to (H, W) with anti-aliasing.
+
+    No more than three batches are in memory, however many tiles there are.
+
+    Args:
+        tiles: the set.
+        order: positions in it, in the order of reading.
+        batch: tiles at once.
+        size: (H, W).
+        workers: threads that read, at most 2 are used.
+        normalise: bring stains to those of a reference (:mod:`tesla_med.prepare.stain_normalisation`);
+            tiles where that cannot work stay as they are, with a note.
+    """
+    starts = range(0, len(order), batch)
+
+    def load(start: int) -> TileBatch:
+        return _load([int(item) for item in order[start : start + batch]], tiles, size, normalise)
+
+    with ThreadPoolExecutor(max(1, min(workers, 2)), thread_name_prefix="tiles") as pool:
+        coming = [pool.submit(load, start) for start in starts[:2]]
+        for position in range(len(starts)):
+            ready = coming.pop(0).result()
+            if position + 2 < len(starts):
+                coming.append(pool.submit(load, starts[position + 2]))
+            yield ready
+
+
+def _load(places: list[int], tiles: TileSet, size: tuple[int, int], normalise: bool) -> TileBatch:
+    images: list[Tensor] = []
+    index: list[int] = []
+    notes: dict[int, tuple[str, ...]] = {}
+    failed: dict[int, str] = {}
+    for place in places:
+        try:
+            picture = read_tile(tiles.paths[place])
+            if normalise:
+                picture = _normalised(picture)
+        except DataError as error:
+            failed[place] = str(error)
+            continue
+        index.append(place)
+        images.append(_resized(torch.from_numpy(picture.array), size))
+        if picture.notes:
+            notes[place] = picture.notes
+    stacked = torch.stack(images) if images else torch.zeros(0, 3, *size)
+    return TileBatch(np.array(index, np.int64), stacked, notes, failed)
+
+
+def _normalised(picture: Picture) -> Picture:
+    from tesla_med.prepare.stain_normalisation import normalise_stains
+
+    result = normalise_stains(picture.array)
+    notes = () if result.reason is None else (result.reason,)
+    return Picture(result.array, picture.notes + notes)
+
+
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    if tuple(image.shape[-2:]) == tuple(size):
+        return image
+    from torchvision.transforms.v2 import functional
+
+    changed: Tensor = functional.resize(image, list(size), antialias=True)
+    return changed.clamp(0, 1)

@@ -1,0 +1,240 @@
+"""Read images and masks of any supported format, and write results on an image's grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.errors import DataError, GeometryError, OutputError
+from tesla_med.io.geometry import Affine, RawImage, corner_displacement, spacing_of
+from tesla_med.io.nifti import grid_header, read_nifti, write_nifti
+from tesla_med.types import IntArray, Volume
+
+VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
+GRID_TOLERANCE_MM = 0.1
+Spacing = Literal["header", "nominal", "nominal_if_unit"]
+
+
+def volume_suffix(name: str) -> str:
+    """Return the ending of a file name that marks a readable volume, or ``""``; case is ignored."""
+    lower = name.lower()
+    return next((name[-len(end) :] for end in VOLUME_SUFFIXES if lower.endswith(end)), "")
+
+
+def stem(path: Path | str) -> str:
+    """Return a file's name without its volume extension, in whatever case that is written."""
+    name = Path(path).name
+    return name[: len(name) - len(volume_suffix(name))]
+
+
+def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = None) -> Volume:
+    """Read one image whole and repair what can be repaired, with a note for each repair.
+
+    The affine is the sform if its code is above 0, else the qform if its code is, else voxel
+    sizes alone. Voxels that are not finite take the smallest finite value.
+
+    Args:
+        path: NIfTI-1/2, MetaImage or NRRD file, or a folder of the DICOM slices of one series.
+        spacing: whether the header's voxel size is a physical one, as the site says.
+        index: which image of a series to take, from 0; None refuses a series.
+
+    Returns:
+        The volume, array (1, I, J, K) float32 in file order.
+
+    Raises:
+        DataError: missing, truncated or corrupt; not one real-valued 3-D image; nothing finite.
+        GeometryError: the affine is degenerate or not finite.
+    """
+    path = Path(path)
+    raw = _read(path, index)
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = np.array(raw.array, dtype=np.float32, order="F")
+    notes = list(raw.notes)
+    _repair(array, path, notes)
+    steps = spacing_of(raw.affine)
+    nominal = spacing == "nominal"
+    if spacing == "nominal_if_unit" and np.allclose(steps, 1.0, rtol=0, atol=1e-6):
+        nominal = True
+        notes.append("voxel size of exactly 1 x 1 x 1 mm taken as nominal: no mm or ml figures")
+    return Volume(
+        array=array[None],
+        affine=raw.affine,
+        spacing=steps,
+        header=raw.header,
+        path=path,
+        nominal_spacing=nominal,
+        blank=bool(array.min() == array.max()),
+        notes=notes,
+    )
+
+
+def read_mask(path: Path) -> tuple[IntArray, Affine]:
+    """Read integer labels.
+
+    Args:
+        path: NIfTI-1/2, MetaImage or NRRD file.
+
+    Returns:
+        Labels (I, J, K) int32 in file order, and the affine (4, 4) voxel to RAS+ mm.
+
+    Raises:
+        DataError: as for images; or a value more than 0.01 from an integer, or below 0.
+        GeometryError: the affine is degenerate or not finite.
+    """
+    path = Path(path)
+    raw = _read(path)
+    if raw.array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(raw.array - np.rint(raw.array)) <= 0.01)
+        if wrong.any():
+            raise DataError(
+                f"{path}: expected integer labels (to within 0.01), got {_examples(raw.array[wrong])} and "
+                f"{int(wrong.sum())} such voxels in all; is this a probability map or an interpolated mask?"
+            )
+    low, high = (float(np.rint(float(value))) for value in (raw.array.min(), raw.array.max()))
+    if low < 0 or high > np.iinfo(np.int32).max:
+        raise DataError(f"{path}: expected labels of 0 and above, got values from {low:g} to {high:g}")
+    labels = np.rint(raw.array) if raw.array.dtype.kind == "f" else raw.array
+    return labels.astype(np.int32), raw.affine
+
+
+def check_same_grid(shape: Sequence[int], affine: Affine, volume: Volume, name: str) -> None:
+    """Check that a grid is that of ``volume``.
+
+    Args:
+        shape: (I, J, K) of the other grid.
+        affine: (4, 4) of the other grid, voxel to mm.
+        volume: the image.
+        name: what the other grid belongs to, for the message.
+
+    Raises:
+        GeometryError: another shape, or a corner further off than 0.1 mm or half a voxel.
+    """
+    if tuple(shape) != volume.shape:
+        raise GeometryError(
+            f"{name}: shape {tuple(shape)} differs from {volume.shape} of its image {volume.path}"
+        )
+    apart = corner_displacement(affine, volume.affine, volume.shape)
+    allowed = min(GRID_TOLERANCE_MM, min(volume.spacing) / 2)
+    if not apart <= allowed:
+        raise GeometryError(
+            f"{name}: its grid is up to {apart:.3g} mm away from that of its image {volume.path}; at most "
+            f"{allowed:.3g} mm is accepted; resample it to the image or correct its header"
+        )
+
+
+def write_mask(path: Path, mask: IntArray, volume: Volume) -> None:
+    """Write labels on the grid of ``volume``, atomically, as ``.nii.gz``.
+
+    Args:
+        path: the file; must end in ``.nii.gz``.
+        mask: (I, J, K) integers, 0 to 65535; stored as uint8, as uint16 where one is above 255.
+        volume: the image whose header fields are repeated as they are.
+
+    Raises:
+        DataError: values that are not integers or out of range.
+        GeometryError: another shape.
+        OutputError: the file cannot be written.
+    """
+    mask = np.asarray(mask)
+    _check_result(path, mask.shape, volume)
+    if mask.dtype.kind not in "iub":
+        raise DataError(f"{path}: expected integer labels, got {mask.dtype}")
+    low, high = int(mask.min()), int(mask.max())
+    if low < 0 or high > 65535:
+        raise DataError(f"{path}: expected labels from 0 to 65535, got {low} to {high}")
+    write_nifti(path, mask.astype(np.uint8 if high <= 255 else np.uint16), _grid(volume))
+
+
+def write_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) -> None:
+    """Write real values on the grid of ``volume``, atomically, as float32 ``.nii.gz``.
+
+    Args:
+        path: the file; must end in ``.nii.gz``.
+        array: (I, J, K), or (C, I, J, K), which is stored as (I, J, K, C).
+        volume: the image whose header fields are repeated as they are.
+
+    Raises:
+        GeometryError: another shape.
+        OutputError: the file cannot be written.
+    """
+    array = np.asarray(array)
+    _check_result(path, array.shape[-3:], volume)
+    stored = np.moveaxis(array, 0, -1) if array.ndim == 4 else array
+    write_nifti(path, stored.astype(np.float32), _grid(volume), level=1)
+
+
+def read_map(path: Path, channels: int) -> npt.NDArray[np.float32]:
+    """Read real values that :func:`write_map` wrote as (I, J, K, C), as (C, I, J, K) float32.
+
+    Raises:
+        DataError: unreadable, or fewer than ``channels``.
+    """
+    return np.stack([_read(Path(path), index).array.astype(np.float32) for index in range(channels)])
+
+
+def save_image(
+    path: Path, array: npt.NDArray[Any], affine: Affine, dtype: npt.DTypeLike = np.float32
+) -> None:
+    """Write an image that has no header of its own, atomically, with sform and qform code 1.
+
+    Args:
+        path: the file; must end in ``.nii`` or ``.nii.gz``.
+        array: (I, J, K).
+        affine: (4, 4) voxel to RAS+ mm.
+        dtype: type to store.
+
+    Raises:
+        OutputError: another extension, or the file cannot be written.
+    """
+    path = Path(path)
+    if not path.name.lower().endswith((".nii", ".nii.gz")):
+        raise OutputError(f"{path}: expected a name ending in .nii or .nii.gz")
+    write_nifti(path, np.asarray(array).astype(dtype), grid_header(np.asarray(affine, np.float64)))
+
+
+def _read(path: Path, index: int | None = None) -> RawImage:
+    suffix = volume_suffix(path.name).lower()
+    if suffix.startswith(".nii"):
+        return read_nifti(path, index)
+    if suffix:
+        from tesla_med.io.metaimage import read_metaimage
+
+        return read_metaimage(path, index)
+    if path.is_dir():
+        from tesla_med.io.dicom import read_dicom
+
+        return read_dicom(path)
+    raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
+
+
+def _repair(array: npt.NDArray[np.float32], path: Path, notes: list[str]) -> None:
+    bad = ~np.isfinite(array)
+    count = int(bad.sum())
+    if count == array.size:
+        raise DataError(f"{path}: none of its {count} voxels is a finite number; export the image again")
+    if count:
+        lowest = array[~bad].min()
+        array[bad] = lowest
+        notes.append(f"{count} voxels that were not finite replaced by the smallest finite value {lowest:g}")
+
+
+def _grid(volume: Volume) -> Any:
+    return volume.header if volume.header is not None else grid_header(volume.affine)
+
+
+def _check_result(path: Path, shape: tuple[int, ...], volume: Volume) -> None:
+    if not path.name.lower().endswith(".nii.gz"):
+        raise OutputError(f"{path}: results are written as .nii.gz")
+    if tuple(shape) != volume.shape:
+        raise GeometryError(
+            f"{path}: result of shape {tuple(shape)} for {volume.path} of shape {volume.shape}"
+        )
+
+
+def _examples(values: npt.NDArray[Any]) -> str:
+    return ", ".join(f"{value:g}" for value in values.ravel()[:3])

@@ -1,0 +1,1 @@
+"""From what was read to what a network takes, and back."""

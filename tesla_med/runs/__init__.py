@@ -1,0 +1,1 @@
+"""What lies in an output folder, and how it is taken up again."""

@@ -1,0 +1,1 @@
+"""Metrics and calibration of finished results."""

@@ -1,0 +1,128 @@
+"""Compare finished masks with their reference. The only place where references are read.
+
+Called after a case's mask is final, so that nothing here can reach a method.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.errors import DataError
+from tesla_med.io.nifti import slice_axis
+from tesla_med.io.references import read_reference
+from tesla_med.scoring import calibration, metrics
+from tesla_med.types import Case, ClassScore, IntArray, Prediction, Volume
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one case. ``problem`` says why a reference that exists was not used."""
+
+    scores: tuple[ClassScore, ...]
+    reference: IntArray | None
+    calibration: dict[str, Any] | None
+    problem: str = ""
+
+
+def score(
+    case: Case,
+    volume: Volume,
+    source: Prediction,
+    adapted: Prediction,
+    site: SiteConfig,
+    pipeline: PipelineConfig,
+) -> Scored:
+    """Score a case where it has a reference; else give volumes only.
+
+    The masks are written by then, so whatever goes wrong here leaves the case unscored and no more.
+    """
+    try:
+        return _score(case, volume, source, adapted, site, pipeline)
+    except Exception as error:
+        log.info("%s", case.image, exc_info=error)
+        kind = f"{type(error).__name__}: {str(error) or 'no details'}"
+        return Scored((), None, None, f"{case.image}: could not be scored ({kind})")
+
+
+def _score(
+    case: Case,
+    volume: Volume,
+    source: Prediction,
+    adapted: Prediction,
+    site: SiteConfig,
+    pipeline: PipelineConfig,
+) -> Scored:
+    reference, problem = None, ""
+    if case.labelled:
+        try:
+            reference = read_reference(case, site.files, volume, pipeline.values)
+        except DataError as error:
+            problem = str(error)
+    else:
+        problem = incomplete(case, site)
+    scores = metrics.score_case(
+        adapted.mask, source.mask, reference, pipeline.classes, volume.spacing, volume.nominal_spacing
+    )
+    counts = None
+    if reference is not None:
+        axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
+        region = calibration.calibration_region(
+            reference,
+            source.mask,
+            adapted.mask,
+            dilation=pipeline.report.region_dilation,
+            slice_axis=axis,
+        )
+        counts = calibration.count_case(
+            source.probs,
+            adapted.probs,
+            class_indices(reference, pipeline),
+            region,
+            pipeline.values,
+            pipeline.report.bins,
+            calibration.boundary_band(reference, slice_axis=axis),
+        )
+    return Scored(scores, reference, counts, problem)
+
+
+def incomplete(case: Case, site: SiteConfig) -> str:
+    """Return which layers of a reference have no file, in words; "" where all have one or none has."""
+    layers = [layer.pattern for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None]
+    if not layers or len(layers) == len(case.masks):
+        return ""
+    return f"reference incomplete: nothing matches {', '.join(layers)} beside {case.image}"
+
+
+def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:
+    """Return class indices 0 to L - 1 of an array of label values."""
+    order = np.argsort(pipeline.values)
+    index: npt.NDArray[Any] = np.searchsorted(np.asarray(pipeline.values)[order], labels)
+    result: IntArray = order[index]
+    return result
+
+
+def label_values(probs: npt.NDArray[np.float32], pipeline: PipelineConfig) -> IntArray:
+    """Return the label value of the largest probability, (L, I, J, K) -> (I, J, K) uint16.
+
+    Ties go to the lower class index.
+    """
+    values = np.asarray(pipeline.values, dtype=np.uint16)
+    mask: IntArray = values[probs.argmax(axis=0)]
+    return mask
+
+
+def normalised_entropy(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the entropy of each voxel over log L, (L, I, J, K) -> (I, J, K) float32 in [0, 1]."""
+    total = np.zeros(probs.shape[1:], dtype=np.float32)
+    for channel in probs:
+        total -= channel * np.log(np.maximum(channel, 1e-12))
+    scaled: npt.NDArray[np.float32] = np.clip(total / np.float32(np.log(len(probs))), 0.0, 1.0)
+    return scaled

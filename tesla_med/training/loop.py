@@ -1,0 +1,154 @@
+"""The state of a training: network, optimiser, schedule, generator; one step; save and take up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tesla_med.config.models import PipelineConfig
+from tesla_med.errors import CheckpointError, TeslaMedError
+from tesla_med.io.files import atomic_path
+from tesla_med.models.base import Network, build_model, to_model_range
+from tesla_med.scoring.metrics import dice
+from tesla_med.training.slices import LabelledCase, Sampler, augment, batches
+
+
+class TrainingRun:
+    """The training state: network, optimiser, schedule, generator, best result so far."""
+
+    def __init__(self, pipeline: PipelineConfig, place: torch.device, seed: int) -> None:
+        self.pipeline, self.place = pipeline, place
+        self.generator = torch.Generator().manual_seed(seed)
+        self.model: Network = build_model(pipeline).to(place)
+        train = pipeline.train
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: _rate(step, train.steps)
+        )
+        self.loss = _loss()
+        self.step, self.best, self.best_step = 0, -1.0, 0
+
+    def advance(self, sampler: Sampler) -> float:
+        """Take one step and return its loss."""
+        config = self.pipeline.train
+        self.model.train()
+        images, labels = sampler.draw(config.batch_size, self.generator)
+        images, labels = images.to(self.place), labels.to(self.place)
+        if config.augment:
+            images, labels = augment(images, labels, self.generator)
+        images = to_model_range(images, self.pipeline.preprocessing.model_range)
+        with self._autocast():
+            logits = self.model(images)
+        loss: Tensor = self.loss(logits.float(), labels[:, None])
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TeslaMedError(
+                f"training diverged: the loss is {value} at step {self.step + 1}; "
+                "lower train.learning_rate or set precision to float32"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.schedule.step()
+        self.step += 1
+        return value
+
+    def _autocast(self) -> torch.autocast:
+        reduced = self.pipeline.precision == "bfloat16"
+        return torch.autocast(self.place.type, torch.bfloat16, enabled=reduced)
+
+    @torch.no_grad()
+    def validate(self, cases: Sequence[LabelledCase]) -> float:
+        """Return the mean over cases of the mean foreground Dice; 0 if none can be scored."""
+        self.model.eval()
+        scores = [score for case in cases if (score := self._case_dice(case)) is not None]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    def _case_dice(self, case: LabelledCase) -> float | None:
+        low_high = self.pipeline.preprocessing.model_range
+        parts = []
+        for images in batches(case.images, self.pipeline.predict_batch):
+            with self._autocast():
+                logits = self.model(to_model_range(images.to(self.place), low_high))
+            parts.append(logits.argmax(dim=1).cpu())
+        mask, labels = torch.cat(parts).numpy(), case.labels.numpy()
+        classes = range(1, len(self.pipeline.classes))
+        known = [value for k in classes if (value := dice(labels == k, mask == k)) is not None]
+        return sum(known) / len(known) if known else None
+
+    def save(self, path: Path, settings: str) -> None:
+        """Write everything that a resumed training needs; loads with ``weights_only``."""
+        state = {
+            "settings": settings,
+            "step": self.step,
+            "best": self.best,
+            "best_step": self.best_step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+            "global_generator": torch.get_rng_state(),
+            "device_generator": torch.cuda.get_rng_state(self.place) if self.place.type == "cuda" else None,
+        }
+        with atomic_path(path) as temporary:
+            torch.save(state, temporary)
+
+    def load(self, path: Path, settings: str) -> None:
+        """Take up the state in ``path``.
+
+        Raises:
+            CheckpointError: damaged, or made with other settings; the first difference is named.
+        """
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            before = str(state["settings"])
+            if before != settings:
+                raise CheckpointError(
+                    f"{path}: cannot resume with other settings: {_difference(before, settings)}; "
+                    "use the earlier settings, or --overwrite to start again"
+                )
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.load_state_dict(state["schedule"])
+            self.generator.set_state(state["generator"])
+            torch.set_rng_state(state["global_generator"])
+            if self.place.type == "cuda" and state["device_generator"] is not None:
+                torch.cuda.set_rng_state(state["device_generator"], self.place)
+            self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
+        except CheckpointError:
+            raise
+        except Exception as error:  # torch raises many kinds on damaged files
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{path}: not a training state ({text}); use --overwrite") from None
+
+
+def _rate(step: int, steps: int) -> float:
+    """Return the share of the learning rate at ``step``: short linear warm-up, then a cosine to 0."""
+    warm_up = max(1, min(100, steps // 20))
+    return min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
+
+
+def _loss() -> Any:
+    from monai.losses import DiceCELoss
+
+    # Dice of the foreground over the whole batch: small classes are not lost, empty slices count little.
+    return DiceCELoss(softmax=True, to_onehot_y=True, include_background=False, batch=True)
+
+
+def _difference(before: str, now: str) -> str:
+    def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {prefix: value}
+        return {k: v for key in value for k, v in flat(value[key], f"{prefix}.{key}".strip(".")).items()}
+
+    old, new = flat(json.loads(before)), flat(json.loads(now))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    return "; ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed[:4])

@@ -1,0 +1,256 @@
+"""Train a source model on labelled sites; save weights, card, statistics and the state to go on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.errors import OutputError
+from tesla_med.io.files import LOCK_NAME, output_lock, write_json
+from tesla_med.models.base import build_model, default_device
+from tesla_med.models.checkpoint import load_state, make_card, read_state, save_checkpoint, versions
+from tesla_med.prepare.acquisition import united
+from tesla_med.training.loop import TrainingRun
+from tesla_med.training.measure import make_statistics_card, measure, save_statistics, statistics_path
+from tesla_med.training.slices import LabelledCase, LabelledSet, Sampler, load_labelled, split
+from tesla_med.types import Progress
+
+WEIGHTS = "source.safetensors"
+STATE = "last.pt"
+OWN_FILES = (
+    WEIGHTS,
+    "source.json",
+    "source.statistics.safetensors",
+    "source.statistics.json",
+    STATE,
+    "train.json",
+)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a trained source model is and how good it is.
+
+    Attributes:
+        weights: the weights of the best validation Dice (.safetensors), card beside them.
+        statistics: the source feature statistics.
+        validation_dice: best mean Dice, 3-D a case on the model's grid, in [0, 1].
+        best_step: the step it was reached at.
+        steps: steps trained in all.
+        seconds: time of this call.
+        training_cases: names of the cases trained on.
+        validation_cases: names of the cases held out; empty where there was one subject only
+            or no fraction, and then the Dice is that of the training cases.
+    """
+
+    weights: Path
+    statistics: Path
+    validation_dice: float
+    best_step: int
+    steps: int
+    seconds: float
+    training_cases: tuple[str, ...]
+    validation_cases: tuple[str, ...]
+
+
+def train_source(
+    pipeline: PipelineConfig,
+    sites: Sequence[SiteConfig],
+    volumes: Path,
+    out: Path,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    extra: dict[str, Any] | None = None,
+) -> TrainResult:
+    """Train the pipeline's network on every labelled case of ``sites``.
+
+    Cases are split by subject, slices drawn with the pipeline's share of foreground, the loss is
+    Dice + cross-entropy, the optimiser AdamW with a short warm-up and a cosine schedule. ``OUT`` receives
+    ``source.safetensors`` (best validation Dice) with its card, the source statistics,
+    ``last.pt``, ``train.json`` and ``tensorboard/``.
+
+    Args:
+        pipeline: classes, preprocessing, network and training settings.
+        sites: where the labelled cases come from.
+        volumes: the folder that holds them.
+        out: a new or empty folder, unless ``resume`` or ``overwrite``.
+        seed: of weights, split, draws and augmentation.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        resume: go on from ``last.pt`` exactly as if never stopped; start if there is none.
+        overwrite: replace an earlier training in ``out``.
+        progress: called with (stage, done, total).
+        extra: remarks kept in the card and in ``train.json``.
+
+    Raises:
+        OutputError: ``out`` holds something else, or both or neither of the two flags fit.
+        CheckpointError: the state to resume from is damaged or has other settings.
+        ConfigError: unknown model, wrong parameters, device not available.
+        DataError: no labelled case, or a file that cannot be used.
+        TeslaMedError: the loss is no longer finite.
+    """
+    start = time.perf_counter()
+    place = default_device(device)
+    _check_folder(out, resume, overwrite)
+    with _own_randomness(place, seed):
+        build_model(pipeline)  # wrong parameters are found before anything is read or replaced
+    data = load_labelled(pipeline, sites, volumes, progress)
+    with output_lock(out):
+        if overwrite:
+            _remove_own(out)
+        return _train(pipeline, sites, data, out, seed, place, resume, progress, extra or {}, start)
+
+
+def _train(
+    pipeline: PipelineConfig,
+    sites: Sequence[SiteConfig],
+    data: LabelledSet,
+    out: Path,
+    seed: int,
+    place: torch.device,
+    resume: bool,
+    progress: Progress | None,
+    extra: dict[str, Any],
+    start: float,
+) -> TrainResult:
+    cut = torch.Generator().manual_seed(seed)
+    training, held = split(data.cases, pipeline.train.validation_fraction, cut)
+    settings = _settings(pipeline, data.cases, seed)
+    with _own_randomness(place, seed):
+        run = TrainingRun(pipeline, place, seed)
+        if resume and (out / STATE).is_file():
+            run.load(out / STATE, settings)
+        names = tuple(site.id for site in sites)
+        card = make_card(pipeline, names, {"seed": seed, **extra}, united(data.acquisitions))
+        _fit(run, training, held or training, out, settings, card, progress)
+    load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
+    statistics = measure(run.model, training, pipeline, seed, progress)
+    target = statistics_path(out / WEIGHTS)
+    slices = sum(len(case.images) for case in training)
+    origin = [case.site for case in training]
+    about = make_statistics_card(out / WEIGHTS, pipeline, origin, len(training), slices, statistics, seed)
+    save_statistics(target, statistics, about)
+    result = TrainResult(
+        weights=out / WEIGHTS,
+        statistics=target,
+        validation_dice=run.best,
+        best_step=run.best_step,
+        steps=run.step,
+        seconds=time.perf_counter() - start,
+        training_cases=tuple(f"{case.site}/{case.name}" for case in training),
+        validation_cases=tuple(f"{case.site}/{case.name}" for case in held),
+    )
+    write_json(out / "train.json", _record(result, settings, str(place), data.left_out, extra))
+    return result
+
+
+def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise OutputError("give either resume or overwrite, not both")
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out}: expected a folder, found a file; choose another output folder")
+    used = out.is_dir() and any(item.name != LOCK_NAME for item in out.iterdir())
+    known = used and any((out / name).exists() for name in OWN_FILES)
+    if used and not known:
+        raise OutputError(
+            f"{out}: the folder holds other files and no training; choose another output folder"
+        )
+    if known and not (resume or overwrite):
+        raise OutputError(
+            f"{out}: holds an earlier training; use --resume to go on or --overwrite to replace it"
+        )
+
+
+def _remove_own(out: Path) -> None:
+    for name in OWN_FILES:
+        (out / name).unlink(missing_ok=True)
+    for events in (out / "tensorboard").glob("events.out.tfevents.*"):
+        events.unlink()
+
+
+@contextmanager
+def _own_randomness(place: torch.device, seed: int) -> Iterator[None]:
+    """Seed the global generators (weights, dropout) and put the caller's states back after."""
+    devices = [place.index or 0] if place.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _fit(
+    run: TrainingRun,
+    training: Sequence[LabelledCase],
+    validation: Sequence[LabelledCase],
+    out: Path,
+    settings: str,
+    card: Any,
+    progress: Progress | None,
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    config = run.pipeline.train
+    sampler = Sampler(training, config.foreground_fraction)
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1 if run.step else None)
+    try:
+        while run.step < config.steps:
+            rate = run.schedule.get_last_lr()[0]
+            loss = run.advance(sampler)
+            writer.add_scalar("train/loss", loss, run.step)
+            writer.add_scalar("train/learning_rate", rate, run.step)
+            if run.step % config.validate_every == 0 or run.step == config.steps:
+                score = run.validate(validation)
+                writer.add_scalar("validation/dice", score, run.step)
+                if score > run.best or not (out / WEIGHTS).is_file():
+                    run.best, run.best_step = score, run.step
+                    save_checkpoint(out / WEIGHTS, run.model, card)
+                run.save(out / STATE, settings)
+            if progress:
+                progress("train", run.step, config.steps)
+    finally:
+        with suppress(OSError):
+            writer.close()
+
+
+def _settings(pipeline: PipelineConfig, cases: Sequence[LabelledCase], seed: int) -> str:
+    """Return what must agree for a resumed training to be the same one, as JSON."""
+    kept = ("name", "classes", "channels", "preprocessing", "model", "train", "precision")
+    return json.dumps(
+        {
+            "seed": seed,
+            "pipeline": pipeline.model_dump(mode="json", include=set(kept)),
+            "cases": [f"{case.site}/{case.name}: {tuple(case.images.shape)}" for case in cases],
+        },
+        sort_keys=True,
+    )
+
+
+def _record(
+    result: TrainResult, settings: str, device: str, left_out: list[str], extra: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "weights": result.weights.name,
+        "statistics": result.statistics.name,
+        "validation_dice": result.validation_dice,
+        "validated_on": "held-out cases" if result.validation_cases else "training cases",
+        "best_step": result.best_step,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "device": device,
+        "training_cases": list(result.training_cases),
+        "validation_cases": list(result.validation_cases),
+        "left_out": left_out,
+        "settings": json.loads(settings),
+        "extra": extra,
+        "versions": versions(),
+    }

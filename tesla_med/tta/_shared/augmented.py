@@ -1,0 +1,223 @@
+"""Learning from augmented views: what TeSLA and the plug-in of its augmentation share.
+
+A teacher, the moving average of a student, gives pseudo-labels averaged over weak views (Eq. 5); a
+policy makes views, and learns to make hard ones by steps against the teacher (Eq. 8 to 13); the
+student is drawn to the pseudo-labels on those views (Eq. 4). Equations are those of Tomar et al.,
+TeSLA, CVPR 2023. What else the student learns, and who predicts, is up to the method.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tesla_med import losses
+from tesla_med.augment import warp
+from tesla_med.augment.policy import AdversarialPolicy, View
+from tesla_med.augment.static import Augmentation, AutoAugment, RandAugment, StaticPolicy
+from tesla_med.config.models import Section
+from tesla_med.models.base import Network
+from tesla_med.tta._shared.passes import NetworkPass
+from tesla_med.tta._shared.teacher import Flip, average_over_views
+from tesla_med.tta.base import TTAMethod
+
+
+class AugmentationParams(Section):
+    """Parameters of the views, of the policy that makes them, and of the teacher."""
+
+    teacher_momentum: float = Field(0.996, ge=0, le=1)
+    distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
+
+    weak_views: int = Field(5, ge=1, description="views of a pseudo-label, the image included")
+    weak_views_first_epoch: int | None = Field(None, ge=1)
+    weak_scale: float = Field(0.8, gt=0, le=1)
+    weak_shift: float = Field(0.1, ge=0, le=1)
+    weak_flip: Flip = Field(
+        "first",
+        description="in-plane axis mirrored: first is left-right in RAS; release: last; both: for tiles",
+    )
+
+    augment: Literal["learned", "randaugment", "autoaugment", "none"] = Field(
+        "learned", description="where views for the student come from; none: the clean images"
+    )
+    static_magnitude: float = Field(
+        0.3, ge=0, le=1, description="with randaugment, distance from the identity as a share of the range"
+    )
+    op_set: str = Field("intensity", description="ops of the learned policy and of randaugment")
+    policy_size: int = Field(3, ge=1, description="ops in a sub-policy, N")
+    policy_learning_rate: float = Field(1e-3, ge=0, description="of the selection logits")
+    magnitude_learning_rate: float = Field(1e-2, ge=0)
+    policy_sampling: Literal["uniform", "probability"] = Field(
+        "uniform", description="how sub-policies are drawn while the policy is optimised"
+    )
+    severity_weight: float = Field(1.0, ge=0, description="lambda_1")
+    reset_policy_each_epoch: bool = False
+
+
+class AugmentedMethod(TTAMethod):
+    """A method with a teacher and a policy; its parameters include :class:`AugmentationParams`.
+
+    Subclasses make ``teacher``, ``policy`` and ``policy_optimizer`` in :meth:`setup` and the passes
+    in :meth:`_make_passes`.
+
+    Attributes:
+        teacher: gives pseudo-labels.
+        policy: makes views.
+        policy_optimizer: of the policy; None where it is static.
+        epoch: the pass over the slices, from 0.
+    """
+
+    teacher: Network
+    policy: AdversarialPolicy | StaticPolicy
+    policy_optimizer: torch.optim.Optimizer | None
+    epoch: int = 0
+    _clean: NetworkPass
+    _weak: NetworkPass
+    _attacked: NetworkPass
+    _distilling: NetworkPass
+
+    @abstractmethod
+    def _make_passes(self) -> None:
+        """Make every kind of pass of an update."""
+
+    def _make_policy(self) -> AdversarialPolicy | StaticPolicy:
+        p, generators = self.params, (self.generator, self.noise_generator)
+        device = self.context.device
+        if p.augment == "learned":
+            return AdversarialPolicy(p.op_set, p.policy_size, *generators, device)
+        if p.augment == "randaugment":
+            return RandAugment(p.op_set, p.policy_size, p.static_magnitude, *generators, device)
+        if p.augment == "autoaugment":
+            return AutoAugment(*generators, device)
+        return StaticPolicy((), *generators, device)
+
+    def _make_policy_optimizer(self) -> torch.optim.Adam | None:
+        if not isinstance(self.policy, AdversarialPolicy):
+            return None
+        groups = [
+            {"params": [self.policy.logits], "lr": self.params.policy_learning_rate},
+            {"params": [self.policy.raw_magnitudes], "lr": self.params.magnitude_learning_rate},
+        ]
+        return torch.optim.Adam(groups, fused=self.context.device.type == "cuda" or None)
+
+    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
+        """Also do without graphs, which hold memory, while there is a limit."""
+        changed = (self.limit is None) != (limit is None)
+        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
+        if changed:
+            self._make_passes()
+
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Restart the policy where asked to."""
+        super().start_epoch(epoch, batches)
+        self.epoch = epoch
+        if epoch > 0 and self.params.reset_policy_each_epoch and isinstance(self.policy, AdversarialPolicy):
+            self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
+
+    def _averaged_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return averaged pseudo-labels (Eq. 5), and the clean activations for the severity term."""
+        labels, reference, _ = self._averaged(images)
+        return labels, reference
+
+    @torch.no_grad()
+    def _averaged(self, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return what :meth:`_averaged_labels` does, and the features averaged over the views (Eq. 5).
+
+        Features are (N, F), of tiles only; None where the passes do not hand them out.
+        """
+        p = self.params
+        first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
+        views = p.weak_views_first_epoch if first_epoch else p.weak_views
+        logits, reference, features = self._clean.with_features(images)
+        seen = [] if features is None else [features]
+
+        def look(view: Tensor) -> Tensor:
+            logits, _, features = self._weak.with_features(view)
+            if features is not None:
+                seen.append(features)
+            return logits.softmax(dim=1)
+
+        labels = average_over_views(
+            images,
+            look,
+            int(views or 1),
+            self.generator,
+            first=logits.softmax(dim=1),
+            scale=p.weak_scale,
+            shift=p.weak_shift,
+            flip=p.weak_flip,
+        )
+        return labels, reference, torch.stack(seen).mean(dim=0) if seen else None
+
+    def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor | None:
+        """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is.
+
+        Returns:
+            The mean policy objective; None where there is nothing to learn.
+        """
+        if self.policy_optimizer is None or not isinstance(self.policy, AdversarialPolicy):
+            return None
+        draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
+        view = self.policy.apply_draw(images, draw)
+        logits, seen = self._attacked(view.images)
+        negative_entropy = losses.negative_entropy(warp.from_view(logits.softmax(dim=1), view.theta))
+        objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
+        self.policy_optimizer.zero_grad(set_to_none=True)
+        self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
+        self.policy_optimizer.step()
+        self.policy.prefetch()
+        mean: Tensor = objective.detach().mean()
+        return mean
+
+    @torch.no_grad()
+    def _adversarial_view(self, images: Tensor) -> View:
+        augmentation: Augmentation = self.policy
+        return augmentation.apply_draw(images, augmentation.draw(tuple(images.shape), by="probability"))
+
+    def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
+        """Return the weight (N, *spatial) of each pixel in the student's losses, None for equal ones."""
+        return None
+
+    def _distil(self, images: Tensor, pseudo_labels: Tensor) -> Tensor:
+        """Return Eq. 4 on views of ``images``: the student against the pseudo-labels in their frame."""
+        view = self._adversarial_view(images)
+        targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
+        logits, _ = self._distilling(view.images)
+        return losses.distillation(logits, targets, self._pixel_weight(targets))
+
+    def _slices_seen(self, slices: int) -> int:
+        """Return how many slices the updates of one pass over a case of ``slices`` see."""
+        batch = self.params.batch_slices or slices
+        drawn: int = batch * (self.params.updates_per_case or -(-slices // batch))
+        return slices if self.params.draw == "ordered" else drawn
+
+    def _policy_passes(self) -> int:
+        """Return what the policy step costs a slice: forward and backward, nothing where it is static."""
+        return 2 if self.params.augment == "learned" else 0
+
+    def record(self) -> dict[str, float]:
+        """Return the policy's probability and magnitude by op, nothing where it is static."""
+        return super().record() | self.policy.summary()
+
+
+def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
+    """Return r of Eq. 9 an image: squared difference of mean activations, over channels, then layers.
+
+    Args:
+        seen: (n, C_l) of each layer on the augmented view.
+        reference: the same on the clean view.
+
+    Returns:
+        (n,) values >= 0; zeros where the model has no batch norm.
+    """
+    if not seen:
+        return torch.zeros(1)
+    channels = torch.tensor([layer.shape[1] for layer in seen])
+    weights = (1.0 / (channels * len(seen))).repeat_interleave(channels)
+    squares = (torch.cat(seen, dim=1) - torch.cat(reference, dim=1).detach()) ** 2
+    return (squares * weights.to(squares.device, non_blocking=True)).sum(dim=1)

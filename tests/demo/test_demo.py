@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tesla_med.config.files import load_site
+from tesla_med.demo import demo, tile_demo
+from tesla_med.demo.demo import run_demo
+from tesla_med.demo.volumes import TASKS, Task
+from tesla_med.errors import ConfigError, OutputError
+from tesla_med.io.cases import find_cases
+from tesla_med.io.tiles import find_tiles
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same loop with hardly any work in it."""
+    fast = (
+        "model.params.width=4",
+        "preprocessing.size=[32,32]",
+        "train.steps=8",
+        "train.validate_every=8",
+        "train.batch_size=4",
+        "protocols.N-O.tesla.updates_per_case=1",
+        "protocols.N-O.tesla.batch_slices=4",
+    )
+    changed = {
+        task: dataclasses.replace(recipe, overrides=(*recipe.overrides, *fast))
+        for task, recipe in demo.RECIPES.items()
+    }
+    monkeypatch.setattr(demo, "RECIPES", changed)
+    monkeypatch.setattr(demo, "SOURCE_CASES", 2)
+    monkeypatch.setattr(demo, "TARGET_CASES", 1)
+    few = ("train.steps=4", "train.validate_every=4", "train.batch_size=8", "methods.tesla.weak_views=1")
+    monkeypatch.setattr(tile_demo, "OVERRIDES", (*tile_demo.OVERRIDES, *few, "model.params.width=0.25"))
+    monkeypatch.setattr(tile_demo, "SOURCE_TILES", 3)
+    monkeypatch.setattr(tile_demo, "TARGET_TILES", 2)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("task", TASKS)
+def test_whole_loop(task: Task, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    stages: list[str] = []
+    result = run_demo(task, out, device="cpu", progress=lambda stage, done, total: stages.append(stage))
+    assert [row.site for row in result.rows] == ["phantom-easy", "phantom-hard"]
+    for row in result.rows:
+        assert row.cases == 1
+        assert 0 <= row.dice <= 1
+        assert row.report.is_file()
+        assert (out / "runs" / row.site / "report" / "metrics.csv").is_file()
+        assert len(list((out / "runs" / row.site / "masks").rglob("*.nii.gz"))) == 1
+    assert result.weights.is_file()
+    record = json.loads((out / "demo.json").read_text())
+    assert record["complete"]
+    assert record["task"] == task
+    assert [row["dice"] for row in record["sites"]] == [row.dice for row in result.rows]
+    assert (out / record["sites"][1]["report"]).is_file()
+    assert {"images", "train", "statistics"} <= set(stages)
+    assert any(stage.startswith("phantom-hard") for stage in stages)
+
+
+@pytest.mark.usefixtures("quick")
+def test_sites_can_be_used_afterwards(tmp_path: Path) -> None:
+    run_demo("spinal_cord", tmp_path / "demo", device="cpu")
+    files = sorted((tmp_path / "demo" / "site_configs" / "spinal_cord").glob("*.yaml"))
+    assert [path.stem for path in files] == ["phantom-easy", "phantom-hard", "phantom-source"]
+    sites = [load_site(str(path)) for path in files]
+    for site in sites:
+        found = find_cases(tmp_path / "demo" / "volumes", site, sites)
+        assert found.folder.name == site.institution
+        assert all(case.labelled for case in found.cases)
+
+
+@pytest.mark.usefixtures("quick")
+def test_replaces_its_own_folder_only(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    first = run_demo("prostate", out, device="cpu", seed=0)
+    (out / "notes.txt").write_text("mine")
+    (out / "volumes" / "old.nii.gz").write_bytes(b"old")
+    second = run_demo("spinal_cord", out, device="cpu", seed=0)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "volumes" / "old.nii.gz").exists()
+    assert not (out / "site_configs" / "prostate").exists()
+    assert (first.task, second.task) == ("prostate", "spinal_cord")
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "train":
+            raise StopError
+
+    with pytest.raises(StopError):
+        run_demo("prostate", tmp_path / "demo", device="cpu", progress=stop)
+    assert run_demo("prostate", tmp_path / "demo", device="cpu").rows
+
+
+@pytest.mark.usefixtures("quick")
+def test_whole_loop_on_tiles(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    stages: list[str] = []
+    result = run_demo("kather", out, device="cpu", progress=lambda stage, done, total: stages.append(stage))
+    assert [row.site for row in result.rows] == ["phantom-easy", "phantom-hard"]
+    record = json.loads((out / "demo.json").read_text())
+    assert record["complete"]
+    assert record["task"] == "kather"
+    for row, kept in zip(result.rows, record["sites"], strict=True):
+        assert row.tiles == 8
+        assert row.report.is_file()
+        assert (out / "runs" / row.site / "predictions.csv").is_file()
+        metrics = json.loads((out / "runs" / row.site / "report" / "metrics.json").read_text())
+        assert kept["accuracy"] == row.accuracy == metrics["adapted"]["accuracy"]
+        assert kept["accuracy_source"] == row.accuracy_source == metrics["source"]["accuracy"]
+        site = load_site(str(out / "site_configs" / "kather" / f"{row.site}.yaml"))
+        found = find_tiles(out / "volumes" / site.institution, site.tiles)
+        assert found.labelled
+        assert not found.skipped
+    assert {"images", "train", "phantom-hard: tiles"} <= set(stages)
+    again = run_demo("prostate", out, device="cpu")
+    assert again.task == "prostate"
+    assert not (out / "site_configs" / "kather").exists()
+
+
+def test_refuses_other_folders(tmp_path: Path) -> None:
+    (tmp_path / "volumes").mkdir()
+    (tmp_path / "volumes" / "patient.nii.gz").write_bytes(b"precious")
+    with pytest.raises(OutputError, match="no earlier demo"):
+        run_demo("prostate", tmp_path, device="cpu")
+    (tmp_path / "demo.json").write_text('{"kind": "something else"}')
+    with pytest.raises(OutputError, match="no earlier demo"):
+        run_demo("prostate", tmp_path, device="cpu")
+    assert (tmp_path / "volumes" / "patient.nii.gz").read_bytes() == b"precious"
+    with pytest.raises(OutputError, match="found a file"):
+        run_demo("prostate", tmp_path / "demo.json", device="cpu")
+
+
+def test_unknown_task_and_device(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prostrate"):
+        run_demo("prostrate", tmp_path / "demo")
+    with pytest.raises(ConfigError, match="tpu"):
+        run_demo("prostate", tmp_path / "demo", device="tpu")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_table_gives_the_change_in_points() -> None:
+    row = demo.DemoRow("phantom-hard", 4, 0.50, 0.625, Path("report.html"))
+    text = demo.DemoResult("prostate", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
+    assert text.splitlines()[1].split() == ["phantom-hard", "4", "50.0", "62.5", "+12.5"]
+
+
+def test_table_of_tiles_gives_the_change_in_points() -> None:
+    row = tile_demo.TileDemoRow("phantom-hard", 320, 0.50, 0.625, Path("report.html"))
+    text = tile_demo.TileDemoResult("kather", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
+    assert text.splitlines()[1].split() == ["phantom-hard", "320", "50.0", "62.5", "+12.5"]
+
+
+@pytest.mark.slow
+def test_adapting_tiles_helps_where_it_should_and_harms_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile_demo, "TARGET_TILES", 40)  # half of what a user gets, to save time
+    result = run_demo("kather", tmp_path / "demo", device="cpu")
+    assert isinstance(result, tile_demo.TileDemoResult)
+    easy, hard = result.rows
+    assert result.validation_accuracy > 0.85
+    assert 100 * (hard.accuracy - hard.accuracy_source) >= 10
+    assert 100 * (easy.accuracy - easy.accuracy_source) >= -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_adaptation_helps_where_it_should_and_harms_nowhere(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "TARGET_CASES", 2)  # half of what a user gets, to save time
+    result = run_demo(task, tmp_path / "demo", device="cpu")
+    easy, hard = result.rows
+    assert result.validation_dice > 0.85
+    assert 100 * (hard.dice - hard.dice_source) >= 10
+    assert 100 * (easy.dice - easy.dice_source) >= -1

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tesla_med.config.models import Files, SiteConfig
+from tesla_med.errors import ConfigError, DataError
+from tesla_med.io.cases import CaseList, find_cases
+from tesla_med.io.patterns import NamePattern
+
+
+def site(identity: str = "D", institution: str = "UCL", **keys: Any) -> SiteConfig:
+    files = {"image": "Case*.nii.gz", "masks": [{"pattern": "*_segmentation.nii.gz", "write": 1}]}
+    return SiteConfig.model_validate(
+        {"id": identity, "pipeline": "prostate", "institution": institution, "files": files, **keys}
+    )
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def found(cases: CaseList) -> list[str]:
+    return [case.name for case in cases.cases]
+
+
+def reasons(cases: CaseList) -> dict[str, str]:
+    return {path.relative_to(cases.folder).as_posix(): reason for path, reason in cases.skipped}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "key"),
+    [
+        ("Case*.nii.gz", "Case07.nii.gz", "case07"),
+        ("*_segmentation.nii.gz", "Case07_segmentation.nii.gz", "case07"),
+        ("*_segmentation.nii.gz", "CASE07_SEGMENTATION.NII", "case07"),
+        ("site1-sc*-mask-r1.nii.gz", "site1-sc03-mask-r1.mha", "site1-sc03"),
+        ("site1-sc*-mask-r1.nii.gz", "site10-sc03-mask-r1.nii.gz", None),
+        ("*_T2starw.nii.gz", "sub-1_T2starw_seg-manual.nii.gz", None),
+        ("image.nii.gz", "image.nrrd", ""),
+        ("image.nii.gz", "image2.nrrd", None),
+        ("a?[0-9]*", "ab1x.nii", "ab1x"),
+        ("a[!b]*", "ab.nii", None),
+        ("a[!b]*", "ac.nii", "ac"),
+        ("a(b)+.c*", "a(b)+.c1.nii.gz", "a(b)+.c1"),
+        ("Ü*", "U\u0308 1.nii.gz", "ü 1"),
+    ],
+)
+def test_patterns(pattern: str, name: str, key: str | None) -> None:
+    assert NamePattern(pattern).key(Path(name)) == key
+
+
+def test_bad_pattern_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"\[z-a\]"):
+        NamePattern("[z-a]*")
+
+
+def test_image_and_mask_meet_in_one_folder(tmp_path: Path) -> None:
+    fill(
+        tmp_path,
+        "p1/Case1.nii.gz",
+        "p1/Case1_segmentation.nii.gz",
+        "p2/Case1.nii.gz",
+        "p2/x_segmentation.nii",
+    )
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["p1/Case1", "p2/Case1"]
+    assert cases.cases[0].masks == (tmp_path / "p1/Case1_segmentation.nii.gz",)
+    assert cases.cases[0].labelled
+    assert cases.cases[1].masks == (None,)
+    assert reasons(cases) == {"p2/x_segmentation.nii": "a mask without its image"}
+
+
+def test_extension_and_names_ignore_case_and_dot_files_are_counted(tmp_path: Path) -> None:
+    fill(tmp_path, "._CaseA.nii.gz", "CASEB.NII.GZ", "caseb_Segmentation.Nii", "CaseC.mha", "CaseD.nrrd")
+    fill(tmp_path, "notes.txt", "other.nii", ".git/Case9.nii")
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["CASEB", "CaseC", "CaseD"]
+    assert cases.cases[0].masks == (tmp_path / "caseb_Segmentation.Nii",)
+    assert reasons(cases)["._CaseA.nii.gz"] == "hidden"
+    assert reasons(cases)[".git"] == "hidden"
+    assert "no image pattern" in reasons(cases)["other.nii"]
+    assert "NIfTI" in reasons(cases)["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["UCL", "ucl", "D", "d"])
+def test_folder_of_the_site_is_the_only_one_read(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, "Case0.nii.gz", f"{name}/Case1.nii.gz", "BIDMC/Case2.nii.gz")
+    cases = find_cases(tmp_path, site(), [site("E", "BIDMC")])
+    assert cases.folder == tmp_path / name
+    assert found(cases) == ["Case1"]
+
+
+def test_part_after_the_dash_names_a_folder_and_substrings_do_not(tmp_path: Path) -> None:
+    fill(tmp_path, "JUN/Case1.nii.gz", "JUN2/Case2.nii.gz", "site1/Case3.nii.gz", "site10/Case4.nii.gz")
+    assert found(find_cases(tmp_path, site("gm2018-JUN", "Juntendo"))) == ["Case1"]
+    assert found(find_cases(tmp_path, site("site1", "X"))) == ["Case3"]
+
+
+def test_two_folders_for_one_site_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "D/Case1.nii.gz", "UCL/Case1.nii.gz")
+    with pytest.raises(DataError, match="D and UCL"):
+        find_cases(tmp_path, site())
+
+
+def test_folders_of_other_sites_are_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, "x/Case1.nii.gz", "bidmc/Case2.nii.gz", "deep/E/Case3.nii.gz", "BIDMC2/Case4.nii.gz")
+    cases = find_cases(tmp_path, site(), [site("E", "BIDMC")])
+    assert found(cases) == ["BIDMC2/Case4", "x/Case1"]
+    assert reasons(cases) == {"bidmc": "the folder of another site", "deep/E": "the folder of another site"}
+
+
+def test_patient_folders_below_the_own_folder_are_never_another_site(tmp_path: Path) -> None:
+    fill(tmp_path, "UCL/1/Case1.nii.gz", "UCL/2/Case1.nii.gz")
+    others = [site("1", "X"), site("2", "Y")]
+    assert found(find_cases(tmp_path, site(), others)) == ["1/Case1", "2/Case1"]
+    assert found(find_cases(tmp_path / "UCL", site(), others)) == ["1/Case1", "2/Case1"]
+
+
+def test_a_shared_name_is_the_own_folder(tmp_path: Path) -> None:
+    fill(tmp_path, "UCL/Case1.nii.gz")
+    assert found(find_cases(tmp_path, site("1", "UCL"), [site("gm2018-UCL", "UCL")])) == ["Case1"]
+
+
+def test_earlier_results_are_not_images(tmp_path: Path) -> None:
+    fill(tmp_path, "Case1.nii.gz", "runs/D/run.json", "runs/D/masks/Case1_mask.nii.gz")
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["Case1"]
+    assert reasons(cases) == {"runs/D": "a folder of results"}
+
+
+def test_region_file_is_never_an_image_and_is_matched(tmp_path: Path) -> None:
+    fill(tmp_path, "Case1.nii.gz", "Case1_cord.nii.gz", "Case2.nii.gz")
+    config = site(region={"kind": "mask", "size_mm": 50, "pattern": "*_cord.nii.gz"})
+    cases = find_cases(tmp_path, config)
+    assert found(cases) == ["Case1", "Case2"]
+    assert cases.cases[0].region_mask == tmp_path / "Case1_cord.nii.gz"
+    assert cases.cases[1].region_mask is None
+
+
+def test_same_name_in_two_formats_stops_with_the_list(tmp_path: Path) -> None:
+    fill(tmp_path, "Casea.nii", "Casea.nii.gz", "Caseb.nii", "sub/Casea.nii")
+    with pytest.raises(DataError, match=r"Casea\.nii and .*Casea\.nii\.gz") as caught:
+        find_cases(tmp_path, site())
+    assert "Caseb" not in str(caught.value)
+
+
+def test_two_masks_for_one_layer_stop(tmp_path: Path) -> None:
+    fill(tmp_path, "Case1.nii", "Case1_segmentation.nii", "Case1_segmentation.nii.gz")
+    with pytest.raises(DataError, match="two masks"):
+        find_cases(tmp_path, site())
+
+
+def test_one_file_need_not_match_and_finds_its_masks(tmp_path: Path) -> None:
+    fill(tmp_path, "scan.nii.gz", "scan_segmentation.nii.gz", "Case1.nii.gz", "Case1_segmentation.mha")
+    cases = find_cases(tmp_path / "scan.nii.gz", site())
+    assert found(cases) == ["scan"]
+    assert cases.cases[0].masks == (tmp_path / "scan_segmentation.nii.gz",)
+    matching = find_cases(tmp_path / "Case1.nii.gz", site())
+    assert matching.cases[0].masks == (tmp_path / "Case1_segmentation.mha",)
+    with pytest.raises(DataError, match="mask"):
+        find_cases(tmp_path / "scan_segmentation.nii.gz", site())
+
+
+def test_one_file_is_not_stopped_by_a_neighbour(tmp_path: Path) -> None:
+    fill(tmp_path, "Case1.nii", "Case2_segmentation.nii", "Case2_segmentation.nii.gz")
+    assert found(find_cases(tmp_path / "Case1.nii", site())) == ["Case1"]
+
+
+def test_one_file_of_another_kind(tmp_path: Path) -> None:
+    fill(tmp_path, "a.dcm")
+    with pytest.raises(DataError, match=r"a\.dcm.*NIfTI.*MetaImage.*NRRD"):
+        find_cases(tmp_path / "a.dcm", site())
+
+
+def test_missing_and_empty_places(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        find_cases(tmp_path / "nowhere", site())
+    with pytest.raises(DataError, match=r"Case\*\.nii\.gz.*no files"):
+        find_cases(tmp_path, site())
+
+
+def test_nothing_matches_says_what_is_there(tmp_path: Path) -> None:
+    fill(tmp_path, "a.NII.gz", "b.nii.gz", "t.txt", "BIDMC/Case1.nii.gz", ".h")
+    with pytest.raises(DataError) as caught:
+        find_cases(tmp_path, site(), [site("E", "BIDMC")])
+    text = str(caught.value)
+    for part in (
+        str(tmp_path),
+        "Case*.nii.gz",
+        "2 .nii.gz",
+        "1 .txt",
+        "b.nii.gz",
+        "another site",
+        "1 x hidden",
+    ):
+        assert part in text
+    assert "DICOM" not in text
+    assert "\n" not in text
+
+
+def test_dicom_only_names_the_readable_formats(tmp_path: Path) -> None:
+    fill(tmp_path, "s/1.dcm", "s/2.DCM")
+    with pytest.raises(DataError, match=r"2 \.dcm.*DICOM.*NIfTI.*MetaImage.*NRRD"):
+        find_cases(tmp_path, site())
+
+
+def test_link_loops_end_and_each_folder_is_read_once(tmp_path: Path) -> None:
+    fill(tmp_path, "a/Case1.nii.gz")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "0link").symlink_to(tmp_path / "a", target_is_directory=True)
+    (tmp_path / "Case9.nii.gz").symlink_to(tmp_path / "gone.nii.gz")
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["a/Case1"]
+    assert set(reasons(cases)) == {"a/loop", "0link", "Case9.nii.gz"}
+
+
+def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
+    fill(tmp_path, "store/Case1.nii.gz", "store/scan.nii.gz")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "p1").symlink_to(tmp_path / "store", target_is_directory=True)
+    (tmp_path / "in" / "Case2.nii.gz").symlink_to(tmp_path / "store" / "scan.nii.gz")
+    assert found(find_cases(tmp_path / "in", site())) == ["Case2", "p1/Case1"]
+
+
+def test_accents_cjk_and_spaces(tmp_path: Path) -> None:
+    fill(tmp_path, "Mü 画像/Case ä.nii.gz", "Mü 画像/Case ä_segmentation.nii.gz")
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["Mü 画像/Case ä"]
+    assert cases.cases[0].labelled
+
+
+def test_several_image_patterns(tmp_path: Path) -> None:
+    fill(tmp_path, "T2_1.nii", "x-adc.nii", "T2_1_segmentation.nii", "x_segmentation.nii")
+    files = Files.model_validate({"image": ["T2*", "*-adc"], "masks": [{"pattern": "*_segmentation"}]})
+    cases = find_cases(tmp_path, site().model_copy(update={"files": files}))
+    assert [(case.name, case.labelled) for case in cases.cases] == [("T2_1", True), ("x-adc", True)]
+
+
+@pytest.mark.shared
+def test_development_data(shared: Path) -> None:
+    from tesla_med.config.files import load_site
+
+    others = [load_site(item, "prostate") for item in "ABCEF"]
+    cases = find_cases(shared / "data" / "prostate", load_site("D", "prostate"), others)
+    assert len(cases.cases) == 13
+    assert all(case.labelled for case in cases.cases)
+    cord = find_cases(shared / "data" / "spinal_cord", load_site("gm2018-CEI", "spinal_cord"))
+    assert found(cord) == ["sub-10062Ses1_T2starw", "sub-10062Ses2_T2starw"]
+    assert all(case.labelled and case.region_mask == case.masks[0] for case in cord.cases)

@@ -1,0 +1,92 @@
+"""Curves of runs on tiles."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import tile_site
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tesla_med.config.files import load_pipeline
+from tesla_med.reports.tile_board import TileBoard
+from tesla_med.tasks.tile_runs import adapt_tiles
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def events(folder):
+    found = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def values(found, tag):
+    return [(event.step, event.value) for event in found.Scalars(tag)]
+
+
+@pytest.fixture(scope="module")
+def weights(one_thread, tmp_path_factory):
+    return tile_site.train_weights(tmp_path_factory.mktemp("tiles"))
+
+
+def run(weights, tmp_path, protocol="N-O", labelled=True, reports="[tensorboard,html]"):
+    tile_site.make_tiles(tmp_path / "tiles", 3, seed=3, shift=0.6)
+    site = tile_site.site() if labelled else tile_site.site(tiles={})
+    four = ("methods.tesla.batch_slices=4", "protocols.N-M.tesla.batch_slices=4")
+    texts = (*tile_site.SMALL, *four, f"reports={reports}")
+    out = tmp_path / "out"
+    options = {"weights": weights, "out": out, "device": "cpu", "protocol": protocol, "overrides": texts}
+    return adapt_tiles(site, tmp_path / "tiles", pipeline="kather", **options)
+
+
+@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+def test_curves_of_a_run(weights, tmp_path, protocol):
+    result = run(weights, tmp_path, protocol)
+    found = events(result.out / "tensorboard")
+    tags = found.Tags()
+    losses = [tag for tag in tags["scalars"] if tag.startswith("loss")]
+    assert losses
+    assert [step for step, _ in values(found, losses[0])] == [0, 1, 2]
+    assert any(tag.startswith("policy/") for tag in tags["scalars"])
+    running = values(found, "running/accuracy_adapted")
+    assert [step for step, _ in running] == [4, 8, 12]
+    assert running[-1][1] == pytest.approx(result.accuracy)
+    assert values(found, "running/error_source")[-1][1] == pytest.approx(1 - result.accuracy_source)
+    with (result.out / "predictions.csv").open() as handle:
+        entropy = [float(row["entropy"]) for row in csv.DictReader(handle)]
+    shown = [value for _, value in values(found, "entropy/adapted")]
+    assert np.mean(shown) == pytest.approx(np.mean(entropy), abs=1e-5)
+    figures = json.loads((result.out / "report" / "metrics.json").read_text())
+    for name in ("source", "adapted"):
+        for key in ("accuracy", "ece", "brier", "nll"):
+            assert values(found, f"final/{key}_{name}") == [(12, pytest.approx(figures[name][key]))]
+        by_class = values(found, f"final/accuracy_{name}/tumour")[0][1]
+        assert by_class == pytest.approx(figures[name]["accuracy_by_class"][0])
+    assert set(tags["images"]) == {"uncertain", "confusion", "reliability"}
+    assert any(path.name.startswith("events") for path in result.files)
+
+
+def test_without_labels_and_without_the_report(weights, tmp_path):
+    result = run(weights, tmp_path, labelled=False)
+    tags = events(result.out / "tensorboard").Tags()
+    assert "entropy/adapted" in tags["scalars"]
+    assert not [tag for tag in tags["scalars"] if tag.startswith(("running", "final"))]
+    assert tags["images"] == ["uncertain"]
+    (tmp_path / "second").mkdir()
+    quiet = run(weights, tmp_path / "second", reports="[table]")
+    assert not (quiet.out / "tensorboard").exists()
+
+
+def test_running_figures_by_hand(tmp_path):
+    board = TileBoard(tmp_path, load_pipeline("kather"), "by hand")
+    sure = np.eye(4, dtype=np.float32)
+    even = np.full((4, 4), 0.25, np.float32)
+    board.batch(even, sure, np.array([0, 1, 2, 0]))
+    board.batch(even[:2], sure[:2], np.array([-1, 1]))
+    assert board.finish({}, {})
+    found = events(tmp_path / "tensorboard")
+    assert values(found, "running/accuracy_adapted") == [(4, 0.75), (6, pytest.approx(0.8))]
+    assert values(found, "running/accuracy_source") == [(4, 0.5), (6, pytest.approx(0.4))]
+    assert values(found, "entropy/source") == [(4, pytest.approx(1)), (6, pytest.approx(1))]
+    assert values(found, "entropy/adapted") == [(4, pytest.approx(0)), (6, pytest.approx(0))]

@@ -1,0 +1,298 @@
+"""Runs on tiles: what is written, that it repeats, and that it does not depend on what it must not."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import tile_site
+import torch
+from PIL import Image
+
+from tesla_med.adapt import Carry
+from tesla_med.config.files import load_pipeline
+from tesla_med.errors import ConfigError, DataError, OutputError
+from tesla_med.tasks.tile_runs import adapt_tiles, tile_figures
+from tesla_med.training.tiles import train_tiles
+from tesla_med.tta.tesla import TeSLA
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def weights(one_thread, tmp_path_factory):
+    return tile_site.train_weights(tmp_path_factory.mktemp("tiles"))
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target") / "tiles"
+    tile_site.make_tiles(folder, 6, seed=3, shift=0.6)
+    return folder
+
+
+def run(tiles, weights, out, **options):
+    texts = (*tile_site.SMALL, *options.pop("overrides", ("reports=[table]",)))
+    site = options.pop("site", None) or tile_site.site()
+    options = {"pipeline": "kather", "device": "cpu"} | options
+    return adapt_tiles(site, tiles, weights=weights, out=out, overrides=texts, **options)
+
+
+def rows(out):
+    with (out / "predictions.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize(("method", "protocol"), [("tesla", "N-O"), ("tesla", "N-M"), ("source", "N-O")])
+def test_what_is_written(tiles, weights, tmp_path, method, protocol):
+    result = run(tiles, weights, tmp_path / "out", method=method, protocol=protocol, overrides=())
+    found = rows(result.out)
+    assert len(found) == result.tiles == 24
+    assert [row["tile"] for row in found] == sorted(row["tile"] for row in found)
+    for row in found:
+        probs = {key[2:]: float(value) for key, value in row.items() if key.startswith("p_")}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-4)
+        assert row["prediction"] == max(probs, key=probs.get)
+        assert 0 <= float(row["entropy"]) <= 1
+    figures = json.loads((result.out / "report/metrics.json").read_text(encoding="utf-8"))
+    right = np.mean([row["label"] == row["prediction"] for row in found])
+    assert figures["adapted"]["accuracy"] == pytest.approx(right) == result.accuracy
+    source = np.mean([row["label"] == row["source_prediction"] for row in found])
+    assert figures["source"]["accuracy"] == pytest.approx(source) == result.accuracy_source
+    assert np.sum(figures["adapted"]["confusion"]) == 24
+    assert 0 <= figures["adapted"]["ece"] <= 1
+    names = {path.name for path in (result.out / "report").iterdir()}
+    assert names == {"metrics.json", "confusion.png", "reliability.png", "uncertain.png", "report.html"}
+    page = (result.out / "report/report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64") == 3
+    assert "Not a medical device" in page
+    record = json.loads((result.out / "run.json").read_text(encoding="utf-8"))
+    assert record["complete"]
+    assert record["settings"]["method"] == method
+    assert (result.out / "checkpoints/adapted.safetensors").exists() == (method != "source")
+
+
+def test_training_learns_and_adapting_changes_something(tiles, weights, tmp_path):
+    record = json.loads((weights.parent / "train.json").read_text(encoding="utf-8"))
+    assert record["validation_accuracy"] > 0.6  # of 7 tiles; chance is 0.25
+    source = run(tiles, weights, tmp_path / "a", method="source")
+    adapted = run(tiles, weights, tmp_path / "b", method="tesla")
+    assert source.accuracy == source.accuracy_source == adapted.accuracy_source
+    assert [row["entropy"] for row in rows(source.out)] != [row["entropy"] for row in rows(adapted.out)]
+
+
+def test_an_interrupted_run_is_done_again_and_a_finished_one_left(tiles, weights, tmp_path, monkeypatch):
+    whole = run(tiles, weights, tmp_path / "whole")
+    out = tmp_path / "out"
+    predict = TeSLA.predict
+
+    def stopped(self, images):
+        if self.steps > 1:
+            raise KeyboardInterrupt
+        return predict(self, images)
+
+    monkeypatch.setattr(TeSLA, "predict", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiles, weights, out)
+    monkeypatch.undo()
+    assert not (out / "predictions.csv").exists()
+    assert json.loads((out / "run.json").read_text(encoding="utf-8"))["complete"] is False
+    with pytest.raises(OutputError, match="give --resume"):
+        run(tiles, weights, out)
+    with pytest.raises(OutputError, match="seed"):
+        run(tiles, weights, out, resume=True, seed=1)
+    done = run(tiles, weights, out, resume=True)
+    assert (out / "predictions.csv").read_bytes() == (whole.out / "predictions.csv").read_bytes()
+    written = (out / "run.json").read_bytes()
+    again = run(tiles, weights, out, resume=True)
+    assert (out / "run.json").read_bytes() == written
+    assert (again.tiles, again.accuracy, again.accuracy_source) == (
+        done.tiles,
+        done.accuracy,
+        done.accuracy_source,
+    )
+
+
+def test_a_run_repeats_and_seeds_differ(tiles, weights, tmp_path):
+    first, second, other = (
+        run(tiles, weights, tmp_path / name, seed=seed) for name, seed in zip("abc", (1, 1, 2), strict=True)
+    )
+    assert rows(first.out) == rows(second.out)
+    assert rows(first.out) != rows(other.out)
+
+
+def test_under_o_a_batch_is_a_case(tiles, weights, tmp_path):
+    """BN takes each batch's own statistics, so a tile's answer does not depend on the batches before."""
+    size = ("methods.bn.batch_slices=8", "reports=[table]")
+    whole = run(tiles, weights, tmp_path / "a", method="bn", overrides=size)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0)).tolist()
+    names = [row["tile"] for row in rows(whole.out)]
+    last = {names[place] for place in order[16:]}
+    for name in last:
+        target = tmp_path / "few" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((tiles / name).read_bytes())
+    alone = run(tmp_path / "few", weights, tmp_path / "b", method="bn", overrides=size)
+    shown = {row["tile"]: float(row["p_tumour"]) for row in rows(whole.out)}
+    assert len(rows(alone.out)) == 8
+    for row in rows(alone.out):
+        assert float(row["p_tumour"]) == pytest.approx(shown[row["tile"]], abs=1e-4)
+
+
+def test_state_goes_on_where_it_is_carried(tiles, weights, tmp_path):
+    carry = Carry()
+    first = run(tiles, weights, tmp_path / "a", reset="never", carry=carry)
+    assert carry.state is not None
+    second = run(tiles, weights, tmp_path / "b", reset="never", carry=carry)
+    afresh = run(tiles, weights, tmp_path / "c", reset="never")
+    assert rows(first.out) == rows(afresh.out) != rows(second.out)
+
+
+@pytest.mark.parametrize("statistics", ["volume", "running"])
+def test_adapted_weights_know_how_they_predict(tiles, weights, tmp_path, statistics):
+    """Under M the saved network repeats the predictions, with several views and whichever statistics."""
+    texts = (f"methods.tesla.predict_statistics={statistics}", "predict_batch=8", "reports=[table]")
+    adapted = run(tiles, weights, tmp_path / "a", protocol="N-M", overrides=texts)
+    saved = adapted.out / "checkpoints" / "adapted.safetensors"
+    again = run(tiles, saved, tmp_path / "b", method="source", overrides=texts)
+    for one, other in zip(rows(adapted.out), rows(again.out), strict=True):
+        assert float(one["p_tumour"]) == pytest.approx(float(other["p_tumour"]), abs=1e-4)
+
+
+def test_labels_do_not_reach_the_method(tiles, weights, tmp_path):
+    wrong = {name: (value + 1) % 4 for name, value in tile_site.FOLDERS.items()}
+    ours = rows(run(tiles, weights, tmp_path / "a").out)
+    theirs = rows(run(tiles, weights, tmp_path / "b", site=tile_site.site(tiles=wrong)).out)
+    assert [row["label"] for row in ours] != [row["label"] for row in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert {k: v for k, v in one.items() if k != "label"} == {
+            k: v for k, v in other.items() if k != "label"
+        }
+
+
+def test_unlabelled_and_broken_tiles(tiles, weights, tmp_path):
+    folder = tmp_path / "mixed"
+    tile_site.make_tiles(folder, 2, seed=4)
+    (folder / "TUM" / "0.png").write_bytes(b"broken")
+    result = run(folder, weights, tmp_path / "out", site=tile_site.site(tiles={}), overrides=())
+    assert result.accuracy is None
+    assert list(result.failed) == ["TUM/0.png"]
+    assert result.tiles == 7
+    broken = next(row for row in rows(result.out) if row["tile"] == "TUM/0.png")
+    assert broken["prediction"] == ""
+    assert "No labels" in (result.out / "report/report.html").read_text(encoding="utf-8")
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(DataError, match="none of its 8 tiles"):
+        run(folder, weights, tmp_path / "none")
+
+
+def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
+    folder = tmp_path / "stained"
+    from tesla_med.demo.tiles import StainSettings, make_tile_site
+
+    make_tile_site(folder, StainSettings(), 2, seed=1)
+    white = np.full((64, 64, 3), 255, np.uint8)
+    Image.fromarray(white).save(next(folder.rglob("*.png")).parent / "white.png")
+    outcome = {}
+    for switch in ("false", "true"):
+        texts = ("reports=[table]", f"preprocessing.stain_normalisation={switch}")
+        result = run(
+            folder,
+            weights,
+            tmp_path / switch,
+            site=tile_site.site(tiles={}),
+            method="source",
+            overrides=texts,
+        )
+        record = json.loads((result.out / "run.json").read_text(encoding="utf-8"))
+        outcome[switch] = (record["tiles_read_with_remarks"], [row["entropy"] for row in rows(result.out)])
+    assert outcome["false"][0] == {}
+    assert any(text.startswith("stains not normalised") for text in outcome["true"][0])
+    assert outcome["false"][1] != outcome["true"][1]
+
+
+def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path):
+    result = run(
+        tiles, weights, tmp_path / "out", overrides=("methods.tesla.learning_rate=1e30", "reports=[table]")
+    )
+    assert any("not finite" in note for note in result.notes)
+    assert all(np.isfinite(float(row["entropy"])) for row in rows(result.out))
+    assert not (result.out / "checkpoints").exists()
+
+
+def test_what_is_refused(tiles, weights, tmp_path):
+    with pytest.raises(ConfigError, match="no case to restart"):
+        run(tiles, weights, tmp_path / "a", reset="case")
+    with pytest.raises(ConfigError, match="no case to restart"):
+        run(tiles, weights, tmp_path / "a", overrides=("reset={N-O: case}",))
+    with pytest.raises(ConfigError, match="is for segmentation"):
+        run(tiles, weights, tmp_path / "a", pipeline="prostate", site=tile_site.site(pipeline="prostate"))
+    run(tiles, weights, tmp_path / "b", method="source")
+    with pytest.raises(OutputError, match="earlier run"):
+        run(tiles, weights, tmp_path / "b", method="source")
+    again = run(tiles, weights, tmp_path / "b", method="bn", overwrite=True)
+    assert again.tiles == 24
+    with pytest.raises(OutputError, match="earlier training"):
+        train_tiles(
+            load_pipeline("kather", tile_site.SMALL), [tile_site.site()], tiles, weights.parent, device="cpu"
+        )
+
+
+def test_figures_by_hand():
+    pipeline = load_pipeline("kather")
+    probs = np.eye(4, dtype=np.float32)[[0, 1, 1, 3]] * 0.8 + 0.05
+    labels = np.array([0, 1, 2, 3])
+    figures = tile_figures(probs, probs, labels, pipeline)["adapted"]
+    assert figures["accuracy"] == 0.75
+    assert figures["accuracy_by_class"] == [1, 1, 0, 1]
+    assert figures["mean_class_accuracy"] == 0.75
+    assert figures["confusion"][2] == [0, 1, 0, 0]
+    brier = np.mean([3 * 0.05**2 + 0.15**2] * 3 + [2 * 0.05**2 + 0.95**2 + 0.85**2])
+    assert figures["brier"] == pytest.approx(brier, rel=1e-5)
+
+
+def test_the_commands(tmp_path, capsys):
+    from tesla_med.cli.app import run as run_cli
+
+    tile_site.make_tiles(tmp_path / "kather19", 2, seed=5)
+    texts = (*tile_site.SMALL, "reports=[table]", "train.steps=2")
+    shared = ["--volumes", str(tmp_path), "--device", "cpu", *(f"--set={text}" for text in texts)]
+    line = ["train", "--pipeline", "kather", "--sites", "kather19", "--out", str(tmp_path / "w"), *shared]
+    assert run_cli(line) == 0
+    assert "held-out tiles right" in capsys.readouterr().out
+    weights = str(tmp_path / "w" / "source.safetensors")
+    line = ["adapt", "--site", "kather19", "--weights", weights, "--out", str(tmp_path / "o"), *shared]
+    assert run_cli(line) == 0
+    shown = capsys.readouterr().out
+    assert "8 tiles, 0 not read" in shown
+    assert "Right: source" in shown
+    before = (tmp_path / "o" / "run.json").read_bytes()
+    assert run_cli([*line, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 tiles in" in shown
+    assert "1 batches of 8" in shown
+    assert run_cli([*line, "--resume"]) == 0
+    assert (tmp_path / "o" / "run.json").read_bytes() == before
+
+
+def test_contact_sheet_marks_tiles_whose_label_is_another_class(tmp_path):
+    import io
+
+    from PIL import Image
+
+    from tesla_med.io.tiles import find_tiles
+    from tesla_med.reports.tile_report import contact_sheet
+
+    tile_site.make_tiles(tmp_path, 1, size=32)
+    pipeline = load_pipeline("kather")
+
+    def red(labels):
+        probs = np.full((4, 4), 0.1, np.float32) + 0.6 * np.eye(4, dtype=np.float32)[labels]
+        content = contact_sheet(find_tiles(tmp_path, tile_site.FOLDERS), probs, pipeline)
+        strip = np.asarray(Image.open(io.BytesIO(content)))[:42].astype(int)
+        return int((strip[..., 0] > strip[..., 2] + 80).sum())
+
+    right = [int(value) for value in find_tiles(tmp_path, tile_site.FOLDERS).labels]
+    assert red(right) == 0
+    assert red([right[1], *right[1:]]) > 20

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tesla_med.config.files import load_pipeline
+from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
+from tesla_med.demo.volumes import make_site, preset
+from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
+from tesla_med.io.files import output_lock
+from tesla_med.models.loading import load_model
+from tesla_med.training import slices as training_data
+from tesla_med.training.measure import load_statistics
+from tesla_med.training.slices import LabelledCase, Sampler, augment, load_labelled, split
+from tesla_med.training.train import train_source
+
+SITE = SiteConfig(
+    id="P",
+    pipeline="prostate",
+    institution="Phantom",
+    files=Files(image=("Case*.nii.gz",), masks=(MaskLayer(pattern="*_segmentation.nii.gz", write=1),)),
+)
+
+
+def small(*overrides: str) -> PipelineConfig:
+    base = [
+        "model.params.width=4",
+        "preprocessing.size=[32,32]",
+        "train.steps=6",
+        "train.validate_every=3",
+        "train.batch_size=4",
+        "train.validation_fraction=0.3",
+    ]
+    return load_pipeline("prostate", [*base, *overrides])
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volumes")
+    settings = preset("prostate").model_copy(update={"matrix": 32, "slices": 5})
+    make_site(folder / "Phantom", "prostate", settings, 3, seed=1)
+    return folder
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(str(path))
+
+
+def assert_same(one: Path, other: Path) -> None:
+    left, right = weights_of(one), weights_of(other)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(value, right[name], rtol=0, atol=0, msg=name)
+
+
+def test_training_writes_everything(volumes: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    state = torch.get_rng_state()
+    result = train_source(
+        small(),
+        [SITE],
+        volumes,
+        tmp_path / "out",
+        device="cpu",
+        progress=lambda *a: seen.append(a),
+        extra={"why": "test"},
+    )
+    assert torch.equal(state, torch.get_rng_state())
+    assert 0 <= result.validation_dice <= 1
+    assert len(result.training_cases) == 2
+    assert len(result.validation_cases) == 1
+    assert not set(result.training_cases) & set(result.validation_cases)
+    record = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert record["validation_dice"] == result.validation_dice
+    assert record["settings"]["pipeline"]["train"]["steps"] == 6
+    assert record["extra"] == {"why": "test"}
+    assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+    loaded = load_model(result.weights, small())
+    assert loaded.warnings == ()
+    assert loaded.card is not None
+    assert loaded.card.training_sites == ("P",)
+    statistics, card = load_statistics(result.statistics)
+    assert card.cases == 2
+    assert statistics.mean.shape == (4,)
+    assert ("train", 6, 6) in seen
+    assert {stage for stage, _, _ in seen} == {"load", "train", "statistics"}
+
+
+def test_scalars_are_logged(volumes: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train_source(small(), [SITE], volumes, tmp_path / "out", device="cpu")
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    assert [item.step for item in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [item.step for item in events.Scalars("validation/dice")] == [3, 6]
+    rates = [item.value for item in events.Scalars("train/learning_rate")]
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_same_seed_same_weights_other_seed_other(volumes: Path, tmp_path: Path) -> None:
+    results = [
+        train_source(small(), [SITE], volumes, tmp_path / str(i), seed=seed, device="cpu").weights
+        for i, seed in enumerate((3, 3, 4))
+    ]
+    assert_same(results[0], results[1])
+    one, other = weights_of(results[0]), weights_of(results[2])
+    assert not torch.equal(one["inc.double_conv.0.weight"], other["inc.double_conv.0.weight"])
+
+
+class StopError(Exception):
+    pass
+
+
+def test_resume_gives_the_weights_of_an_unbroken_training(volumes: Path, tmp_path: Path) -> None:
+    whole = train_source(small(), [SITE], volumes, tmp_path / "whole", seed=2, device="cpu")
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "train" and done == 4:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train_source(small(), [SITE], volumes, tmp_path / "cut", seed=2, device="cpu", progress=stop)
+    steps: list[int] = []
+    resumed = train_source(
+        small(),
+        [SITE],
+        volumes,
+        tmp_path / "cut",
+        seed=2,
+        device="cpu",
+        resume=True,
+        progress=lambda stage, done, total: steps.append(done) if stage == "train" else None,
+    )
+    assert steps == [4, 5, 6]
+    assert_same(whole.weights, resumed.weights)
+    before, after = (
+        torch.load(folder / "last.pt", weights_only=True) for folder in (tmp_path / "whole", tmp_path / "cut")
+    )
+    for name, value in before["model"].items():
+        torch.testing.assert_close(value, after["model"][name], rtol=0, atol=0, msg=name)
+    assert torch.equal(before["generator"], after["generator"])
+    assert resumed.validation_dice == whole.validation_dice
+
+
+def test_resume_refuses_other_settings_and_damage(volumes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train_source(small(), [SITE], volumes, out, device="cpu")
+    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.001, is 0\.002"):
+        train_source(small("train.learning_rate=0.002"), [SITE], volumes, out, device="cpu", resume=True)
+    with pytest.raises(CheckpointError, match="seed was 0, is 1"):
+        train_source(small(), [SITE], volumes, out, device="cpu", seed=1, resume=True)
+    (out / "last.pt").write_bytes(b"not a state")
+    with pytest.raises(CheckpointError, match=r"last\.pt"):
+        train_source(small(), [SITE], volumes, out, device="cpu", resume=True)
+
+
+def test_output_folder_is_guarded(volumes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = train_source(small("train.steps=1"), [SITE], volumes, out, device="cpu")
+    with pytest.raises(OutputError, match="--overwrite"):
+        train_source(small(), [SITE], volumes, out, device="cpu")
+    with pytest.raises(OutputError, match="not both"):
+        train_source(small(), [SITE], volumes, out, device="cpu", resume=True, overwrite=True)
+    before = weights_of(first.weights)
+    train_source(small("train.steps=2"), [SITE], volumes, out, device="cpu", seed=9, overwrite=True)
+    assert not torch.equal(before["outc.conv.weight"], weights_of(first.weights)["outc.conv.weight"])
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    for flags in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(OutputError, match="other files"):
+            train_source(small(), [SITE], volumes, foreign, device="cpu", **flags)
+    assert (foreign / "thesis.txt").read_text() == "mine"
+    with output_lock(out), pytest.raises(OutputError, match="another run"):
+        train_source(small(), [SITE], volumes, out, device="cpu", overwrite=True)
+
+
+@pytest.mark.parametrize("wrong", ["volumes", "model"])
+def test_overwriting_waits_until_everything_was_read(volumes: Path, tmp_path: Path, wrong: str) -> None:
+    out = tmp_path / "out"
+    train_source(small("train.steps=1"), [SITE], volumes, out, device="cpu")
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    pipeline = small("model.params.width=-1") if wrong == "model" else small()
+    folder = volumes / "mistyped" if wrong == "volumes" else volumes
+    with pytest.raises(TeslaMedError, match="mistyped" if wrong == "volumes" else "width"):
+        train_source(pipeline, [SITE], folder, out, device="cpu", overwrite=True)
+    after = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert {name: after[name] for name in before} == before
+
+
+def test_no_labelled_case(volumes: Path, tmp_path: Path) -> None:
+    (tmp_path / "Phantom").mkdir()
+    (tmp_path / "Phantom" / "Case00.nii.gz").write_bytes((volumes / "Phantom" / "Case00.nii.gz").read_bytes())
+    with pytest.raises(DataError, match="no reference"):
+        train_source(small(), [SITE], tmp_path, tmp_path / "out", device="cpu")
+
+
+def test_divergence_is_an_error(volumes: Path, tmp_path: Path) -> None:
+    pipeline = small("train.learning_rate=1e30", "train.steps=20")
+    with pytest.raises(TeslaMedError, match=r"lower train\.learning_rate"):
+        train_source(pipeline, [SITE], volumes, tmp_path / "out", device="cpu")
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    settings = preset("prostate").model_copy(update={"matrix": 32, "slices": 6})
+    make_site(tmp_path / "Phantom", "prostate", settings, 5, seed=1)
+    pipeline = small(
+        "train.steps=60", "train.validate_every=20", "train.learning_rate=0.01", "train.augment=false"
+    )
+    result = train_source(pipeline, [SITE], tmp_path, tmp_path / "out", device="cpu")
+    assert result.validation_dice > 0.6
+
+
+# ------------------------------------------------------------------ data
+
+
+def case(name: str, holds: tuple[bool, ...], site: str = "P") -> LabelledCase:
+    labels = torch.zeros(len(holds), 8, 8, dtype=torch.uint8)
+    for index, value in enumerate(holds):
+        labels[index, 2:5, 3:6] = int(value)
+    images = torch.arange(len(holds)).float()[:, None, None, None].expand(-1, 1, 8, 8) / 10
+    return LabelledCase(site, name, images, labels, tuple(i for i, value in enumerate(holds) if value))
+
+
+def test_split_keeps_subjects_together() -> None:
+    names = [f"sub-{s}/anat/sub-{s}_acq-{k}_T2starw" for s in ("a1", "b2", "c3") for k in (1, 2)]
+    cases = [case(name, (True,)) for name in names]
+    for seed in range(5):
+        training, held = split(cases, 0.34, torch.Generator().manual_seed(seed))
+        assert len(training) == 4
+        assert len(held) == 2
+        assert not {item.subject for item in training} & {item.subject for item in held}
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.99, 1), (10, 0.0, 0), (10, 0.2, 2)]
+)
+def test_split_sizes(count: int, fraction: float, held_out: int) -> None:
+    cases = [case(f"Case{i}", (True,)) for i in range(count)]
+    training, held = split(cases, fraction, torch.Generator().manual_seed(0))
+    assert (len(training), len(held)) == (count - held_out, held_out)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_sampler_share_of_foreground(fraction: float) -> None:
+    sampler = Sampler([case("a", (True, False, False, False)), case("b", (False, False))], fraction)
+    _, labels = sampler.draw(2000, torch.Generator().manual_seed(0))
+    share = labels.flatten(1).any(dim=1).float().mean().item()
+    assert share == pytest.approx(fraction, abs=0.04)
+
+
+def test_sampler_without_foreground_takes_what_there_is() -> None:
+    images, labels = Sampler([case("a", (False, False))], 0.7).draw(8, torch.Generator().manual_seed(0))
+    assert images.shape == (8, 1, 8, 8)
+    assert not labels.any()
+
+
+def test_augmentation_moves_image_and_label_alike() -> None:
+    labels = torch.zeros(64, 48, 40, dtype=torch.int64)
+    labels[:, 10:24, 12:30] = 1
+    images = labels[:, None].float() * 0.8 + 0.1
+    moved, targets = augment(images, labels, torch.Generator().manual_seed(0))
+    assert moved.shape == images.shape
+    assert targets.dtype == torch.int64
+    assert moved.min() >= 0
+    assert moved.max() <= 1
+    bright = moved[:, 0] > moved.flatten(1).mean(dim=1)[:, None, None]
+    agree = (bright == targets.bool()).float().mean(dim=(1, 2))
+    assert agree.min() > 0.93
+    assert not torch.equal(targets, labels)
+    again = augment(images, labels, torch.Generator().manual_seed(0))
+    assert torch.equal(again[0], moved)
+    area = targets.sum(dim=(1, 2)) / labels.sum(dim=(1, 2))
+    assert area.min() > 0.75
+    assert area.max() < 1.3
+
+
+def test_augmentation_flips_left_right_only() -> None:
+    labels = torch.zeros(64, 32, 32, dtype=torch.int64)
+    labels[:, 2:8, 24:30] = 1  # far from the middle in both axes
+    _, targets = augment(labels[:, None].float(), labels, torch.Generator().manual_seed(1))
+    places = targets.float()
+    first = (places * torch.arange(32)[None, :, None]).sum((1, 2)) / places.sum((1, 2))
+    second = (places * torch.arange(32)[None, None, :]).sum((1, 2)) / places.sum((1, 2))
+    assert 0.25 < (first > 16).float().mean() < 0.75
+    assert (second > 16).all()
+
+
+def test_slices_past_the_limit_are_mapped_from_disk(volumes: Path) -> None:
+    memory = load_labelled(small(), [SITE], volumes)
+    disk = load_labelled(small(), [SITE], volumes, memory_limit_mib=0.05)
+    assert disk._spill
+    assert not memory._spill
+    for one, other in zip(memory.cases, disk.cases, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_unlabelled_cases_are_left_out_and_named(volumes: Path, tmp_path: Path) -> None:
+    for path in (volumes / "Phantom").iterdir():
+        if path.name != "Case01_segmentation.nii.gz":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    data: Any = training_data.load_labelled(small(), [SITE], tmp_path)
+    assert [item.name for item in data.cases] == ["Case00", "Case02"]
+    assert data.left_out == ["P/Case01: no reference"]
