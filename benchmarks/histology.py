@@ -291,7 +291,7 @@ def serves_tiles(name: str, pipeline: PipelineConfig) -> bool:
 
 def statistics_for(model: Network, source: Tiles, pipeline: PipelineConfig) -> dict[str, Any]:
     """Return the context's source feature statistics for the methods of the Y protocols."""
-    from tesla_med.training.measure import source_statistics
+    from tesla_med.models.moments import source_statistics
 
     if "statistics" not in {item.name for item in dataclasses.fields(MethodContext)}:
         raise SystemExit("the Y protocols need methods with source statistics; leave them out of --protocols")

@@ -169,10 +169,10 @@ def calibrate(
         if not present:
             continue
         masks = [probs.argmax(1).numpy() for probs in present.values()]
-        region = calibration.calibration_region(reference, *masks, slice_axis=0)
+        region = areas.calibration_region(reference, *masks, slice_axis=0)
         for name, probs in present.items():
             array = probs.float().permute(1, 0, 2, 3).numpy()
-            counts = calibration.count_case(
+            counts = areas.count_case(
                 array, array, reference, region, list(range(array.shape[0])), bins
             )
             item = calibration.CalibrationCounts.from_json(counts["adapted"]["region"]["all"])

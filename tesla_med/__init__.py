@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "adapt_site": "tesla_med.adapt",
-    "SiteResult": "tesla_med.adapt",
+    "SiteResult": "tesla_med.types",
     "predict": "tesla_med.actions.predict",
     "evaluate": "tesla_med.actions.evaluate",
     "train_source": "tesla_med.training.train",
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from tesla_med.actions.predict import predict as predict
     from tesla_med.actions.rollback import Rollback as Rollback
     from tesla_med.actions.rollback import rollback as rollback
-    from tesla_med.adapt import SiteResult as SiteResult
     from tesla_med.adapt import adapt_site as adapt_site
     from tesla_med.config.files import load_pipeline as load_pipeline
     from tesla_med.config.files import load_site as load_site
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from tesla_med.training.train import train_source as train_source
     from tesla_med.types import CaseResult as CaseResult
     from tesla_med.types import ClassScore as ClassScore
+    from tesla_med.types import SiteResult as SiteResult
 
 
 def __getattr__(name: str) -> Any:

@@ -1,33 +1,93 @@
-"""Resolve what a run will do before anything is written: configuration, cases, weights, settings."""
+"""Resolve what a run will do before anything is written: configuration and files, then weights and method."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tesla_med.config.files import apply_overrides, load_pipeline, load_site, site_files, validate
-from tesla_med.config.models import Files, PipelineConfig, Protocol, Reset, Section, SiteConfig
+from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import CheckpointError, ConfigError
-from tesla_med.io.cases import find_cases
 from tesla_med.io.files import sha256
-from tesla_med.models.base import Network, default_device
-from tesla_med.models.checkpoint import ModelCard, versions
-from tesla_med.models.loading import load_model
 from tesla_med.registry import unknown_name
-from tesla_med.training.measure import GivenStatistics, statistics_for
-from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
-from tesla_med.types import Case
+from tesla_med.reports.base import REPORTS, RunContext
+from tesla_med.tasks.base import Task, task_of
+from tesla_med.types import Items, Ref
 
-S = TypeVar("S", bound=Section)
+if TYPE_CHECKING:
+    import torch
+
+    from tesla_med.engine.driver import OnStep
+    from tesla_med.engine.predictor import Predictor
+    from tesla_med.models.base import Network
+    from tesla_med.models.checkpoint import ModelCard
+    from tesla_med.models.statistics import GivenStatistics
+    from tesla_med.runs.folder import RunFolder
+    from tesla_med.runs.weights import Chain
+    from tesla_med.tta.base import MethodContext, TTAMethod
+
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
-NO_SITE = "every_image"
 NOT_A_DEVICE = "Not a medical device: for research use only."
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a user asks for; every field as in :func:`tesla_med.adapt_site`.
+
+    Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
+    ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given.
+    """
+
+    site: str | SiteConfig | None
+    volumes: str | Path
+    weights: str | Path | None = None
+    statistics: str | Path | None = None
+    pipeline: str | PipelineConfig | None = None
+    method: str | None = None
+    protocol: Protocol | None = None
+    out: str | Path | None = None
+    seed: int = 0
+    device: str = "auto"
+    reset: Reset | None = None
+    guard: bool | None = None
+    save_probs: bool = False
+    save_uncertainty: bool = False
+    overrides: Sequence[str] = ()
+    folder_name: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The overrides, with what ``guard`` stands for."""
+        own = () if self.guard is None else (f"guard.enabled={str(self.guard).lower()}",)
+        return (*self.overrides, *own)
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """What is to be written beyond the usual."""
+        asked = {"probs": self.save_probs, "uncertainty": self.save_uncertainty}
+        return frozenset(name for name, yes in asked.items() if yes)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of a request before torch is imported.
+
+    Attributes:
+        site: the site.
+        pipeline: the pipeline as given.
+        task: of the pipeline.
+        items: what was found.
+    """
+
+    site: SiteConfig
+    pipeline: PipelineConfig
+    task: Task
+    items: Items
 
 
 @dataclass(frozen=True)
@@ -35,11 +95,9 @@ class Plan:
     """A run, resolved.
 
     Attributes:
-        site: the site.
-        pipeline: the pipeline, following the weights' card.
-        cases: what will be done, in order.
-        skipped: files that will not be used, with the reason.
-        folder: the folder that case names are relative to.
+        request: what was asked for.
+        task: of the pipeline, for this site.
+        items: what will be done, and what will not be used.
         weights: path of the source weights.
         weights_sha256: their hash.
         model: the source network.
@@ -47,20 +105,16 @@ class Plan:
         method: name.
         protocol: N-O, N-M, Y-O or Y-M.
         reset: never, site or case.
-        seed: of every generator.
         device: where to compute.
         out: output folder.
         notes: remarks for the whole run.
-        save_probs: also write class probabilities.
-        save_uncertainty: also write normalised entropy.
+        reports: names, in order.
         statistics: of the source features, for the Y protocols; None under N.
     """
 
-    site: SiteConfig
-    pipeline: PipelineConfig
-    cases: tuple[Case, ...]
-    skipped: tuple[tuple[Path, str], ...]
-    folder: Path
+    request: RunRequest
+    task: Task
+    items: Items
     weights: Path
     weights_sha256: str
     model: Network
@@ -68,17 +122,38 @@ class Plan:
     method: str
     protocol: Protocol
     reset: Reset
-    seed: int
     device: torch.device
     out: Path
     notes: tuple[str, ...]
-    save_probs: bool = False
-    save_uncertainty: bool = False
+    reports: tuple[str, ...]
     statistics: GivenStatistics | None = None
+
+    @property
+    def site(self) -> SiteConfig:
+        """The site."""
+        return self.task.site
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        """The pipeline, following the weights' card."""
+        return self.task.pipeline
+
+    @property
+    def seed(self) -> int:
+        """Of every generator."""
+        return self.request.seed
+
+    @cached_property
+    def refs(self) -> Sequence[Ref]:
+        """Every unit in order, unread."""
+        size = self.params(self.method).batch_slices or self.pipeline.predict_batch
+        return self.task.refs(self.items, self.seed, size)
 
     @cached_property
     def context(self) -> MethodContext:
         """What methods are told."""
+        from tesla_med.tta.base import MethodContext
+
         return MethodContext(
             device=self.device,
             seed=self.seed,
@@ -96,13 +171,57 @@ class Plan:
             ConfigError: its parameters do not fit.
             AdaptationError: it cannot adapt this model.
         """
+        from tesla_med.tta.base import make_method
+
         return make_method(name, self.model, self.method_params(name), self.context)
+
+    def make_predictor(self, on_step: OnStep) -> Predictor:
+        """Return what predicts unit after unit: source and method, the driver between them, the guard."""
+        from tesla_med.engine.driver import Driver
+        from tesla_med.engine.predictor import Predictor
+
+        source, task = self.make_method("source"), self.task
+        method = source if self.method == "source" else self.make_method(self.method)
+        noun = "slice" if task.joins else task.item
+        driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
+        guard, again = self.pipeline.guard, self.pipeline.recalibrate
+        return Predictor(source, method, driver, guard, recalibrate=again, remember=not task.joins)
+
+    def chain(self, folder: RunFolder) -> Chain:
+        """Return where adapted weights go."""
+        from tesla_med.runs.weights import Chain
+
+        about = {
+            "adapted_to": self.site.id,
+            "method": self.method,
+            "protocol": self.protocol,
+            "seed": self.seed,
+        }
+        return Chain(folder, self.pipeline, self.card, self.weights_sha256, about, self.task.links)
+
+    def report_context(self) -> RunContext:
+        """Return what reports know of the run before its first unit."""
+        return RunContext(
+            *(self.out, self.site, self.pipeline, self.method, self.protocol, self.seed, self.reset),
+            manifest=self.manifest(),
+            notes=self.notes,
+            folder=self.items.folder,
+            kind=self.task.result,
+            item=self.task.item,
+            counts=self.task.counts,
+        )
 
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
         params = self.pipeline.method_params(name, self.protocol)
         needed = self.card.extra.get("predict", {}) if self.card is not None and name == "source" else {}
         return {**needed, **params}
+
+    def params(self, name: str) -> Any:
+        """Return the checked parameters of a method, defaults included."""
+        from tesla_med.tta.base import check_params
+
+        return check_params(name, self.method_params(name))
 
     def settings(self) -> dict[str, Any]:
         """Return everything that must be the same for a run to be resumed."""
@@ -116,15 +235,17 @@ class Plan:
             "device": self.device.type,
             "weights_sha256": self.weights_sha256,
             "statistics_sha256": None if self.statistics is None else self.statistics.sha256,
-            "cases": [case.name for case in self.cases],
-            "save_probs": self.save_probs,
-            "save_uncertainty": self.save_uncertainty,
+            **self.task.settings(self.items),
         }
 
     def manifest(self) -> dict[str, Any]:
         """Return what a reader needs to judge and repeat the run."""
-        params = self.method_params(self.method)
-        method = METHODS.get(self.method)
+        from tesla_med.models.base import device_name
+        from tesla_med.models.checkpoint import versions
+        from tesla_med.tta.base import METHODS
+
+        params = self.params(self.method).model_dump(mode="json")
+        about = {"name": self.method, "citation": METHODS.get(self.method).citation, "parameters": params}
         return {
             "notice": NOT_A_DEVICE,
             "terms": self.site.terms,
@@ -134,133 +255,85 @@ class Plan:
             "weights_sha256": self.weights_sha256,
             "statistics": None if self.statistics is None else self.statistics.record(),
             "seed": self.seed,
-            "method": {"name": self.method, "citation": method.citation}
-            | {"parameters": method.Params.model_validate(params).model_dump(mode="json")},
+            "method": about,
             "protocol": self.protocol,
             "reset": self.reset,
-            "skipped": [{"file": path.name, "reason": reason} for path, reason in self.skipped],
             "notes": list(self.notes),
+            **self.task.account(self.items, ()),
         }
 
 
-def make_plan(
-    site: str | SiteConfig | None,
-    volumes: str | Path,
-    *,
-    weights: str | Path | None = None,
-    statistics: str | Path | None = None,
-    pipeline: str | PipelineConfig | None = None,
-    method: str | None = None,
-    protocol: Protocol | None = None,
-    out: str | Path | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    reset: Reset | None = None,
-    overrides: tuple[str, ...] = (),
-    default_name: str | None = None,
-    save_probs: bool = False,
-    save_uncertainty: bool = False,
-) -> Plan:
-    """Resolve a run; arguments and errors as in :func:`tesla_med.adapt_site`.
-
-    Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
-    """
-    place = default_device(device)
-    if reset is not None and reset not in RESETS:
-        raise ConfigError(unknown_name("reset", reset, list(RESETS)))
-    site_config, pipeline_config = resolve(site, pipeline, overrides, weights)
-    chosen = method or pipeline_config.method
-    chosen_protocol = choose_protocol(chosen, protocol, pipeline_config.protocol)
-    others = other_sites(site_config) if site is not None else []
-    found = find_cases(Path(volumes), site_config, others)
-    path = _weights_path(weights, site_config)
-    loaded = load_model(path, pipeline_config, overrides)
-    for text in loaded.warnings:
-        log.warning("%s", text)
-    weights_sha256 = sha256(path)
-    known = statistics_for(chosen_protocol, path, weights_sha256, loaded.pipeline, statistics)
-    reset_at = reset or loaded.pipeline.reset_for(chosen_protocol)
-    default_out = Path("runs") / site_config.id / (default_name or f"{chosen}-{chosen_protocol}")
-    return Plan(
-        site=site_config,
-        pipeline=loaded.pipeline,
-        cases=found.cases,
-        skipped=found.skipped,
-        folder=found.folder,
-        weights=path,
-        weights_sha256=weights_sha256,
-        model=loaded.model,
-        card=loaded.card,
-        method=chosen,
-        protocol=chosen_protocol,
-        reset=reset_at,
-        seed=seed,
-        device=place,
-        out=Path(out) if out is not None else default_out,
-        notes=(*_site_notes(site_config), *loaded.warnings),
-        save_probs=save_probs,
-        save_uncertainty=save_uncertainty,
-        statistics=known,
-    )
+def make_plan(request: RunRequest) -> Plan:
+    """Resolve a run; errors as in :func:`tesla_med.adapt_site`."""
+    return open_plan(request, resolve_request(request))
 
 
-def resolve(
-    site: str | SiteConfig | None,
-    pipeline: str | PipelineConfig | None,
-    overrides: tuple[str, ...],
-    weights: str | Path | None = None,
-) -> tuple[SiteConfig, PipelineConfig]:
-    """Return site and pipeline configurations that belong together.
+def resolve_request(request: RunRequest) -> Resolved:
+    """Return site, pipeline, task and items of a request: whatever can be checked without torch.
 
     Raises:
-        ConfigError: unknown or ambiguous names, wrong overrides, or a site of another task.
+        ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
+        DataError: no items found.
     """
-    if site is None and pipeline is None:
-        pipeline = _pipeline_of_card(weights)
-    if isinstance(pipeline, str):
-        pipeline = load_pipeline(pipeline, overrides)
-    elif pipeline is not None:
-        pipeline = _override(pipeline, [text for text in overrides if not text.startswith("site.")])
-    if isinstance(site, str):
-        site = load_site(site, pipeline.sites if pipeline is not None else None, overrides)
-    else:
-        if site is None:
-            assert pipeline is not None  # noqa: S101 - set above
-            files = Files(image=("*",))
-            site = SiteConfig(id=NO_SITE, pipeline=pipeline.sites, institution="", files=files)
-        own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
-        site = _override(site, own)
-    if pipeline is None:
-        pipeline = load_pipeline(site.pipeline, overrides)
-    if site.pipeline != pipeline.sites:
-        raise ConfigError(
-            f"site {site.pipeline}/{site.id} is not one of pipeline {pipeline.name!r}, "
-            f"which serves site_configs/{pipeline.sites}"
-        )
-    return site, pipeline
+    if request.reset is not None and request.reset not in RESETS:
+        raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
+    site, pipeline = resolve(request.site, request.pipeline, request.texts, request.weights)
+    task = task_of(pipeline)(site, pipeline, wanted=request.wanted)
+    asked = {
+        "guard": pipeline.guard.enabled,
+        "recalibrate": pipeline.recalibrate,
+        "keep-largest": pipeline.keep_largest,
+        "reset-case": request.reset == "case",
+    }
+    task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
+    _reports(task)
+    others = other_sites(site) if request.site is not None else []
+    return Resolved(site, pipeline, task, task.find(Path(request.volumes), others))
 
 
-def _override(config: S, overrides: list[str]) -> S:
-    """Return a loaded configuration with ``key=value`` texts applied."""
-    if not overrides:
-        return config
-    content = apply_overrides(config.model_dump(), overrides)
-    return validate(type(config), content, f"--set {' '.join(overrides)}")
+def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
+    """Return the plan of a request: device, method, weights and their statistics.
 
+    Raises:
+        ConfigError: unknown method, protocol or device, or a card that contradicts the task.
+        CheckpointError: weights or statistics are missing, unreadable, or of another task.
+    """
+    from tesla_med.models.base import default_device
+    from tesla_med.models.loading import load_model
+    from tesla_med.models.statistics import statistics_for
 
-def _pipeline_of_card(weights: str | Path | None) -> str:
-    from tesla_med.models.checkpoint import read_card
-
-    card = read_card(Path(weights)) if weights is not None else None
-    if card is None:
-        raise ConfigError("these weights have no card, so say --pipeline or --site")
-    return card.pipeline
-
-
-def other_sites(site: SiteConfig) -> list[SiteConfig]:
-    """Return the other sites of the same folder, so that their images are not taken for this one's."""
-    names = [name for name in site_files(site.pipeline) if name != site.id]
-    return [load_site(f"{site.pipeline}/{name}") for name in names]
+    device = default_device(request.device)
+    site, given = resolved.site, resolved.pipeline
+    method = request.method or given.method
+    protocol = choose_protocol(method, request.protocol, given.protocol)
+    path = _weights_path(request.weights, site)
+    loaded = load_model(path, given, request.texts)
+    for text in loaded.warnings:
+        log.warning("%s", text)
+    trained = loaded.card.acquisition if loaded.card is not None else None
+    task = type(resolved.task)(site, loaded.pipeline, trained, request.wanted)
+    reset = request.reset or task.reset_for(protocol)
+    if reset == "case":
+        task.refuse({"reset-case"})
+    digest = sha256(path)
+    default_out = Path("runs") / site.id / (request.folder_name or f"{method}-{protocol}")
+    return Plan(
+        request=request,
+        task=task,
+        items=resolved.items,
+        weights=path,
+        weights_sha256=digest,
+        model=loaded.model,
+        card=loaded.card,
+        method=method,
+        protocol=protocol,
+        reset=reset,
+        device=device,
+        out=default_out if request.out is None else Path(request.out),
+        notes=(*task.notes(), *loaded.warnings),
+        reports=_reports(task),
+        statistics=statistics_for(protocol, path, digest, loaded.pipeline, request.statistics),
+    )
 
 
 def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> Protocol:
@@ -275,6 +348,8 @@ def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> P
     Raises:
         ConfigError: the method is not there, or does not have the protocol.
     """
+    from tesla_med.tta.base import METHODS
+
     known = METHODS.get(method).protocols
     wanted = asked or default
     if asked is None and wanted not in known:
@@ -282,6 +357,20 @@ def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> P
     if wanted not in known:
         raise ConfigError(f"method {method!r} has no protocol {wanted!r}. Known: {', '.join(known)}.")
     return wanted
+
+
+def _reports(task: Task) -> tuple[str, ...]:
+    """Return the names of the reports of a run, those that belong to its output first.
+
+    Raises:
+        ConfigError: an unknown report, or one that is not for this task.
+    """
+    names = task.reports if task.pipeline.reports is None else task.pipeline.reports
+    chosen = tuple(dict.fromkeys((*task.always, *names)))
+    for name in chosen:
+        if not REPORTS.get(name).reads(task.result):
+            raise ConfigError(f"report {name!r} is not for {task.item}s; leave it out of 'reports'")
+    return chosen
 
 
 def _weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
@@ -292,20 +381,3 @@ def _weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
             f"no weights: give --weights FILE, or 'weights' in the configuration of site {site.id!r}"
         )
     return Path(site.weights)
-
-
-def _site_notes(site: SiteConfig) -> tuple[str, ...]:
-    notes = []
-    if site.region.kind == "mask":
-        what = "region of interest" + (" and slices come" if site.region.slices == "mask" else " comes")
-        notes.append(f"The {what} from a reference mask ({site.region.pattern}): not available in practice.")
-    if site.spacing == "nominal":
-        notes.append("The voxel size of this site is nominal: figures in mm and ml are left out.")
-    return tuple(notes)
-
-
-def device_name(device: torch.device) -> str:
-    """Return the device for the record, the GPU's model included."""
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return device.type

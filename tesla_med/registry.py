@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
+import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -11,6 +13,7 @@ from typing import Generic, TypeVar
 from tesla_med.errors import ConfigError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
@@ -20,11 +23,14 @@ class Registry(Generic[T]):
         kind: what one entry is called in messages, for example ``"method"``.
         package: dotted package whose modules register entries when imported; it is
             imported on first use, so that creating a registry costs nothing.
+        entry_points: group of entry points by which other distributions add entries; each names a module
+            or an object of one, and importing it registers.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(self, kind: str, package: str | None = None, entry_points: str | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._group = entry_points
         self._entries: dict[str, T] = {}
         self._loaded = package is None
 
@@ -73,6 +79,11 @@ class Registry(Generic[T]):
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
                 importlib.import_module(f"{self._package}.{module.name}")
+        for entry in importlib.metadata.entry_points(group=self._group) if self._group else ():
+            try:
+                entry.load()
+            except Exception as error:  # what does not concern a run must not stop it
+                log.warning("%s %r of %s cannot be loaded: %s", self.kind, entry.name, entry.value, error)
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> str:

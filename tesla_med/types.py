@@ -1,15 +1,18 @@
-"""Data that passes between the parts: cases, volumes, predictions, results."""
+"""Data that passes between the rooms: items, units, volumes, results. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
@@ -28,16 +31,23 @@ class Case:
     Attributes:
         name: path of the image relative to the searched folder, without extension and
             with ``/`` between folders; unique in a run and the stem of every output.
-        image: the image file.
+        image: the image file; of several channels the first, whose grid is the case's.
         masks: one entry per mask layer of the site configuration, ``None`` where that
             layer has no file for this case.
         region_mask: the file the region of interest is taken from, if the site asks for one.
+        channels: the files of the second and further channels, ``None`` where one has no file.
     """
 
     name: str
     image: Path
     masks: tuple[Path | None, ...] = ()
     region_mask: Path | None = None
+    channels: tuple[Path | None, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The image files that there are, one per channel."""
+        return (self.image, *(path for path in self.channels if path is not None))
 
     @property
     def labelled(self) -> bool:
@@ -73,6 +83,126 @@ class Volume:
     def shape(self) -> tuple[int, int, int]:
         """Grid size (I, J, K)."""
         return (self.array.shape[1], self.array.shape[2], self.array.shape[3])
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a task found of a site.
+
+    Attributes:
+        folder: the folder that names are relative to.
+        names: of the items, in the order of the run.
+        skipped: what will not be used: a file or folder, and the reason.
+        content: the task's own record of the items.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    skipped: tuple[tuple[Path, str], ...]
+    content: Any
+
+
+@dataclass(frozen=True)
+class Ref:
+    """One unit of a run, unread.
+
+    Attributes:
+        name: unique in the run; names the unit's files.
+        items: names of the items in it.
+        content: the task's own record of what is to be read.
+    """
+
+    name: str
+    items: tuple[str, ...]
+    content: Any
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What goes through a network together: the slices of one case, or a batch of tiles.
+
+    Attributes:
+        ref: which one it is.
+        images: (N, C, *spatial) float32 in [0, 1]; None where there is nothing to look at.
+        content: the task's own record: the way back, what a report needs.
+        sha256: of the input, where it is one file.
+        notes: remarks of reading and preparing.
+        failed: item -> reason of those that could not be read.
+    """
+
+    ref: Ref
+    images: Tensor | None
+    content: Any
+    sha256: str = ""
+    notes: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found of one item before anything is run.
+
+    Attributes:
+        case: its name.
+        shape: voxels or pixels along each axis, or None where the image cannot be read.
+        spacing: mm along each axis, or None.
+        labels: label values of the reference, or the class of a tile; None without one.
+        problems: what would make the item fail or stay unscored.
+        notes: remarks of reading.
+    """
+
+    case: str
+    shape: tuple[int, ...] | None
+    spacing: tuple[float, ...] | None
+    labels: tuple[int | str, ...] | None
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ItemEstimate:
+    """What one item of a run would be; ``problem`` says why it would fail."""
+
+    case: str
+    shape: tuple[int, ...] | None
+    slices: int
+    labelled: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A unit that could not be read, and why."""
+
+    ref: Ref
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of one unit: how far it moved from the source model, and why.
+
+    Attributes:
+        share: of the way from source to adapted, in [0, 1].
+        reason: why, in words.
+        collapsed: the adapted mask is not one to build on: the case should leave no trace.
+        statistics: the source's weights are taken with the volume's own normalisation statistics.
+        signals: what the decision was made from, and what else is worth a look, by name.
+    """
+
+    share: float
+    reason: str
+    collapsed: bool = False
+    signals: dict[str, float] = field(default_factory=dict)
+    statistics: bool = False
+    diverged: bool = False
+
+    @property
+    def used(self) -> Used:
+        """Which model the share stands for; the volume's statistics alone are a partial step too."""
+        if self.statistics:
+            return "partial"
+        return "source" if self.share == 0 else "adapted" if self.share == 1 else "partial"
 
 
 @dataclass
@@ -151,9 +281,9 @@ class CaseResult(Record):
 
     case: str
     site: str
-    method: str
-    protocol: str
-    seed: int
+    method: str = ""
+    protocol: str = ""
+    seed: int = 0
     status: Status
     used: Used
     share: float | None = None
@@ -182,6 +312,201 @@ class CaseResult(Record):
     def mean_dice_source(self) -> float | None:
         """Mean Dice of the unadapted mask over the foreground classes, or None."""
         return mean_of_known([score.dice_source for score in self.scores])
+
+    @property
+    def headline(self) -> float | None:
+        """Headline metric of the case: the mean Dice."""
+        return self.mean_dice
+
+    @property
+    def headline_source(self) -> float | None:
+        """The same of the unadapted mask."""
+        return self.mean_dice_source
+
+    def brief(self) -> dict[str, Any]:
+        """Return what run.json says of the case."""
+        return {
+            "case": self.case,
+            "status": self.status,
+            "used": self.used,
+            "share": self.share,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "slices": self.slices,
+            "input_sha256": self.input_sha256,
+            "signals": {name: round(value, 6) for name, value in self.signals.items()},
+            "notes": list(self.notes),
+        }
+
+    def of_run(self, method: str, protocol: str, seed: int, seconds: float) -> CaseResult:
+        """Return the record with what only the run knows."""
+        update = {"method": method, "protocol": protocol, "seed": seed, "seconds": seconds}
+        return self.model_copy(update=update)
+
+
+@dataclass(frozen=True, slots=True)
+class TileResult:
+    """What happened to one tile.
+
+    Attributes:
+        case: its name.
+        status: ok; failed (could not be read); collapsed (adaptation gave values that are not finite).
+        used: which model made the prediction.
+        reason: why, in words.
+        label: name of its class, "" where it has none.
+        probs: (L,) float32 of the model that was used, None where the tile could not be read.
+        probs_source: (L,) float32 of the unadapted model.
+        correct: whether the predicted class is the label; None without either.
+        correct_source: the same of the unadapted model.
+        notes: remarks of reading.
+    """
+
+    case: str
+    status: Status
+    used: Used
+    reason: str = ""
+    label: str = ""
+    probs: npt.NDArray[np.float32] | None = None
+    probs_source: npt.NDArray[np.float32] | None = None
+    correct: bool | None = None
+    correct_source: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> float | None:
+        """Headline metric of a tile: 1 where the predicted class is the label, else 0."""
+        return None if self.correct is None else float(self.correct)
+
+    @property
+    def headline_source(self) -> float | None:
+        """The same of the unadapted model."""
+        return None if self.correct_source is None else float(self.correct_source)
+
+    def of_run(self, method: str, protocol: str, seed: int, seconds: float) -> TileResult:
+        """Return the record as it is: it says nothing of the run."""
+        return self
+
+    def model_dump(self, mode: str = "json") -> dict[str, Any]:
+        """Return plain values; probabilities lose nothing as JSON."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        for key in ("probs", "probs_source"):
+            values[key] = None if values[key] is None else values[key].tolist()
+        return values | {"notes": list(self.notes)}
+
+    @classmethod
+    def model_validate(cls, content: Mapping[str, Any]) -> TileResult:
+        """Return what :meth:`model_dump` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        values = dict(content)
+        for key in ("probs", "probs_source"):
+            values[key] = None if values.get(key) is None else np.array(values[key], np.float32)
+        try:
+            return cls(**values | {"notes": tuple(values.get("notes", ()))})
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+Result: TypeAlias = CaseResult | TileResult
+
+
+class ItemResult(Protocol):
+    """What every record of an item has, whatever the task."""
+
+    @property
+    def case(self) -> str:
+        """Name of the item."""
+
+    @property
+    def status(self) -> Status:
+        """What became of it."""
+
+    @property
+    def used(self) -> Used:
+        """Which model made the result."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+
+    @property
+    def headline(self) -> float | None:
+        """The task's headline metric; None where it cannot be told."""
+
+    @property
+    def headline_source(self) -> float | None:
+        """The same of the unadapted model."""
+
+    def of_run(self, method: str, protocol: str, seed: int, seconds: float) -> ItemResult:
+        """Return the record with what only the run knows."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """Return plain values for JSON."""
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """Outcome of a run.
+
+    Attributes:
+        out: the output folder.
+        results: one record per item, in order.
+        files: report files written.
+        skipped: files that were not used, with the reason.
+        notes: remarks that hold for the whole run.
+        metric: name of the headline metric.
+        diverged: how many units fell back to the source model because adaptation gave values that are not
+            finite.
+        units: how many units the run had.
+    """
+
+    out: Path
+    results: tuple[Any, ...]
+    files: tuple[Path, ...]
+    skipped: tuple[tuple[Path, str], ...]
+    notes: tuple[str, ...]
+    metric: str = "dice"
+    diverged: int = 0
+    units: int = 0
+
+    @property
+    def failed(self) -> tuple[Any, ...]:
+        """Items without a result, or whose reference does not fit."""
+        return tuple(item for item in self.results if item.status in ("failed", "unscored"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item is done, and adaptation did not diverge on all of them."""
+        return not self.failed and not (self.units and self.diverged == self.units)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the headline metric over items, or None without references."""
+        return mean_of_known(item.headline for item in self.results)
+
+    @property
+    def mean_source(self) -> float | None:
+        """The same of the unadapted model."""
+        return mean_of_known(item.headline_source for item in self.results)
+
+    @property
+    def mean_dice(self) -> float | None:
+        """Mean over cases of the mean foreground Dice, or None without references."""
+        return self.mean if self.metric == "dice" else None
+
+    @property
+    def mean_dice_source(self) -> float | None:
+        """The same of the unadapted model."""
+        return self.mean_source if self.metric == "dice" else None
+
+
+@dataclass
+class Carry:
+    """A method's state on its way from one site to the next, under ``reset: never``."""
+
+    state: dict[str, Any] | None = None
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

@@ -71,7 +71,7 @@ def make_network(one_thread, make_images):
 @pytest.fixture
 def make_statistics(make_images):
     """Measure source statistics of a network on smooth images, bright pixels one class, dark ones others."""
-    from tesla_med.training.measure import source_statistics
+    from tesla_med.models.moments import source_statistics
 
     def make(network, classes, channels=1, size=32):
         images = make_images(4, size, size, channels, seed=50)

@@ -14,7 +14,7 @@ from tesla_med.config.models import (
     SiteConfig,
 )
 from tesla_med.reports.base import RunContext
-from tesla_med.scoring.calibration import calibration_region, count_case
+from tesla_med.scoring.areas import calibration_region, count_case
 from tesla_med.scoring.metrics import score_case
 from tesla_med.types import CaseResult, CaseView
 

@@ -10,7 +10,8 @@ import small_site as small
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import Region, SiteConfig
 from tesla_med.errors import CheckpointError, ConfigError, DataError
-from tesla_med.plan import make_plan, other_sites, resolve
+from tesla_med.plan import make_plan
+from tesla_med.config.resolve import other_sites, resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

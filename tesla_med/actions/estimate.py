@@ -1,28 +1,18 @@
-"""What a run would do, before it is done: cases, regions, time and memory."""
+"""What a run would do, before it is done: items, regions, time and memory."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tesla_med.models.base import Network
 from tesla_med.plan import Plan
-from tesla_med.prepare.stream import CaseLoader, Failure, read_ahead
-from tesla_med.types import Progress
-
-
-@dataclass(frozen=True)
-class CaseEstimate:
-    """What one case would be; ``problem`` says why it would fail."""
-
-    case: str
-    shape: tuple[int, ...] | None
-    slices: int
-    labelled: bool
-    problem: str = ""
+from tesla_med.prepare.stream import named_error, read_ahead
+from tesla_med.types import Failure, ItemEstimate, Progress, Unit
 
 
 @dataclass(frozen=True)
@@ -30,44 +20,60 @@ class Estimate:
     """What a run would be.
 
     Attributes:
-        cases: one entry a case.
+        cases: one entry per item.
         region: the part of the field that the model would see.
-        size: pixels of a slice as the model sees it.
+        size: pixels of an image as the model sees it.
         seconds: about how long, from one measured forward pass.
         memory_mib: about the largest memory of networks and one batch.
+        units: how many units go through the network.
+        batch: images in a batch.
     """
 
-    cases: tuple[CaseEstimate, ...]
+    cases: tuple[ItemEstimate, ...]
     region: str
-    size: tuple[int, int] | None
+    size: tuple[int, ...] | None
     seconds: float
     memory_mib: float
+    units: int = 0
+    batch: int = 0
+
+    @property
+    def problems(self) -> int:
+        """Number of items that would fail."""
+        return sum(bool(item.problem) for item in self.cases)
 
 
 def estimate(plan: Plan, progress: Progress = lambda *_: None) -> Estimate:
-    """Read every case, time one slice on the device, and add up. Nothing is written."""
-    rows: list[CaseEstimate] = []
+    """Read every unit, time one image on the device, and add up. Nothing is written."""
+    rows: list[ItemEstimate] = []
     sample: Tensor | None = None
-    for loaded in read_ahead(plan.cases, CaseLoader(plan.site, plan.pipeline, plan.card)):
-        case = loaded.case
-        if isinstance(loaded, Failure):
-            rows.append(CaseEstimate(case.name, None, 0, case.labelled, str(loaded.error)))
-        else:
-            images = loaded.prepared.images if loaded.prepared is not None else None
-            sample = images[:1] if images is not None else sample
-            count = 0 if images is None else images.shape[0]
-            rows.append(CaseEstimate(case.name, loaded.volume.shape, count, case.labelled))
-        progress("reading cases", len(rows), len(plan.cases))
+    counts: list[int] = []
+    task = plan.task
+    for loaded in read_ahead(plan.refs, task.load, task.ahead):
+        unit = loaded if isinstance(loaded, Unit) else None
+        failed = loaded.error if isinstance(loaded, Failure) else None
+        problem = "" if failed is None else str(named_error(task.named(loaded.ref), failed))
+        images = None if unit is None else unit.images
+        if images is not None:
+            sample = images[:1]
+            counts.append(images.shape[0])
+        rows += task.expected(loaded.ref, unit, problem)
+        progress(f"reading {task.item}s", len(rows), len(plan.items.names))
+    order = {name: place for place, name in enumerate(plan.items.names)}
+    rows.sort(key=lambda row: order[row.case])
+    size = plan.params(plan.method).batch_slices
+    common: dict[str, Any] = {"region": _region(plan), "units": len(plan.refs)}
     if sample is None:
-        return Estimate(tuple(rows), _region(plan), None, 0.0, 0.0)
+        return Estimate(tuple(rows), **common, size=None, seconds=0.0, memory_mib=0.0)
     method = plan.make_method(plan.method)
     source = plan.make_method("source")
     seconds = _forward_seconds(source.model, sample.to(plan.device))
-    passes = sum(method.passes(row.slices) + row.slices for row in rows if row.slices)
-    batch = method.params.batch_slices or max(row.slices for row in rows)
+    passes = sum(method.passes(count) + count for count in counts)
+    batch = size or max(counts)
     memory = _memory_mib(source.model, sample.to(plan.device), batch, trains=method.adapts)
-    size = (int(sample.shape[2]), int(sample.shape[3]))
-    return Estimate(tuple(rows), _region(plan), size, passes * seconds, memory)
+    shape = tuple(int(side) for side in sample.shape[2:])
+    common |= {"size": shape, "batch": batch}
+    return Estimate(tuple(rows), **common, seconds=passes * seconds, memory_mib=memory)
 
 
 def _region(plan: Plan) -> str:

@@ -1,389 +1,63 @@
-"""Score a folder of finished masks against a folder of references, whoever made them."""
+"""Score finished results against references, whoever made them."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from tesla_med.config.models import LabelClass
-from tesla_med.errors import ConfigError, DataError, GeometryError
-from tesla_med.scoring.metrics import Empty, check_labels, dice, field_diagonal, surface_distances, volume_ml
-from tesla_med.types import IntArray, Record
-
-SUFFIX_PARTS = frozenset(
-    (
-        "mask",
-        "masks",
-        "seg",
-        "segs",
-        "segmentation",
-        "segmentations",
-        "label",
-        "labels",
-        "labelmap",
-        "dseg",
-        "gt",
-        "groundtruth",
-        "truth",
-        "ref",
-        "reference",
-        "manual",
-        "pred",
-        "prediction",
-    )
-)
-COLUMNS = (
-    "case",
-    "label",
-    "name",
-    "dice",
-    "hd95_mm",
-    "assd_mm",
-    "volume_ml",
-    "volume_ml_reference",
-    "status",
-    "reason",
-)
-LABELS_FILE = "labels.json"
-
-
-class MaskScore(Record):
-    """Scores of one class of one case; None is "not applicable", as in :class:`ClassScore`.
-
-    ``hd95_mm_or_diagonal`` is the diagonal of the grid where exactly one of the masks is empty.
-    """
-
-    label: int
-    name: str
-    dice: float | None = None
-    hd95_mm: float | None = None
-    hd95_mm_or_diagonal: float | None = None
-    assd_mm: float | None = None
-    volume_ml: float | None = None
-    volume_ml_reference: float | None = None
-    voxels: int = 0
-    voxels_reference: int = 0
-
-
-class EvaluatedCase(Record):
-    """One prediction with its reference; ``unscored`` ones carry the reason and no scores."""
-
-    case: str
-    prediction: str
-    reference: str
-    status: Literal["ok", "unscored"] = "ok"
-    reason: str = ""
-    scores: tuple[MaskScore, ...] = ()
-
-
-class EvaluationResult(Record):
-    """Every pair that was found, and every file that has no partner.
-
-    Attributes:
-        cases: the pairs, by name.
-        only_predictions: names (relative, without suffix) that have no reference.
-        only_references: names that have no prediction.
-        files: those written.
-        empty: what the Dice of a class counts for where both masks are empty of it.
-    """
-
-    cases: tuple[EvaluatedCase, ...]
-    only_predictions: tuple[str, ...] = ()
-    only_references: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    empty: Empty = "skip"
-
-    @property
-    def unscored(self) -> tuple[EvaluatedCase, ...]:
-        """Pairs that could not be scored."""
-        return tuple(item for item in self.cases if item.status != "ok")
-
-    @property
-    def coverage(self) -> str:
-        """How much of both folders the scores cover, in words."""
-        pairs = len(self.cases)
-        scored = pairs - len(self.unscored)
-        return (
-            f"scored {scored} of {pairs + len(self.only_predictions)} predictions and"
-            f" {scored} of {pairs + len(self.only_references)} references"
-        )
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Return for each class the means over cases, and the counts that belong to them.
-
-        ``dice_mean`` leaves out cases where both masks are empty (``not_applicable``), unless they count
-        as 1. Distances exist only where neither is, so ``missed`` and ``false_positive`` go with their
-        means; ``hd95_mm_mean_or_diagonal`` takes those cases in, with the diagonal of their grid.
-        """
-        by_label: dict[int, list[MaskScore]] = {}
-        for case in self.cases:
-            for score in case.scores:
-                by_label.setdefault(score.label, []).append(score)
-        return [_summarise(scores) for _, scores in sorted(by_label.items())]
+from tesla_med.scoring.metrics import Empty
+from tesla_med.tasks.base import TASKS, Task
 
 
 def evaluate(
-    predictions: Path,
-    references: Path,
+    predictions: str | Path,
+    references: str | Path | None = None,
     *,
-    out: Path | None = None,
+    out: str | Path | None = None,
     strict: bool = False,
     classes: Sequence[LabelClass] | None = None,
     empty: Empty = "skip",
-) -> EvaluationResult:
-    """Score every mask that has a reference, on its own grid.
-
-    Files meet by their path relative to the two folders, without extension and without trailing
-    name parts such as ``_mask`` or ``_segmentation``. Where one folder holds both ``Case07`` and
-    ``Case07_seg``, the first is taken for the image. Voxel sizes are those of the headers.
+    task: str | None = None,
+) -> Any:
+    """Score every result that has a reference.
 
     Args:
-        predictions: folder of masks, or the output folder of a run.
-        references: folder of references.
+        predictions: folder of masks, the output folder of a run, or a ``predictions.csv`` of tiles.
+        references: folder of reference masks; of tiles a folder with a sub-folder per class, a CSV with the
+            columns ``tile`` and ``label``, or None for the column ``label`` of the table itself.
         out: where ``metrics.csv`` and ``summary.json`` are written; None writes nothing.
         strict: refuse files without a partner and pairs that cannot be scored.
-        classes: the classes; None takes ``labels.json`` beside the predictions, else the values
+        classes: the classes of masks; None takes ``labels.json`` beside the predictions, else the values
             found in the masks.
         empty: where both masks are empty of a class the case is left out of the mean Dice ("skip"), or
             counts as 1 ("one").
+        task: what the predictions are of; None tells it from what is there, masks if nothing speaks for
+            anything else.
+
+    Returns:
+        The scores: :class:`tesla_med.scoring.masks.EvaluationResult` of masks,
+        :class:`tesla_med.scoring.tables.TileEvaluation` of tiles.
 
     Raises:
-        DataError: a folder is missing or holds no mask, two files have one name, nothing matches,
+        ConfigError: an option means nothing for these predictions, or the references are missing.
+        DataError: a folder is missing or holds nothing that can be scored, names clash, nothing matches,
             or ``strict`` finds something that is not scored.
     """
-    predictions, references = Path(predictions), Path(references)
-    if (predictions / "masks" / LABELS_FILE).is_file():
-        predictions = predictions / "masks"
-    ours, theirs = find_masks(predictions), find_masks(references)
-    common = sorted(ours.keys() & theirs.keys())
-    only = [tuple(sorted(first.keys() - second.keys())) for first, second in ((ours, theirs), (theirs, ours))]
-    if not common or (strict and any(only)):
-        raise DataError(_unmatched(predictions, references, common, only[0], only[1]))
-    if classes is None:
-        classes = read_labels(predictions / LABELS_FILE)
-    cases = [_score_pair(name, ours[name], theirs[name], classes, empty) for name in common]
-    result = EvaluationResult(
-        cases=tuple(_complete(cases, empty)),
-        only_predictions=only[0],
-        only_references=only[1],
+    kind = _kind(Path(predictions)) if task is None else TASKS.get(task)
+    asked = {"empty": empty != "skip", "classes": classes is not None}
+    kind.refuse({name for name, yes in asked.items() if yes})
+    return kind.evaluate(
+        Path(predictions),
+        None if references is None else Path(references),
+        out=None if out is None else Path(out),
+        strict=strict,
+        classes=classes,
         empty=empty,
     )
-    if out is not None:
-        result = _write(result, Path(out))
-    if strict and result.unscored:
-        reasons = "; ".join(f"{item.case}: {item.reason}" for item in result.unscored)
-        raise DataError(f"{result.coverage}, but strict was asked for: {reasons}")
-    return result
 
 
-def find_masks(folder: Path) -> dict[str, Path]:
-    """Return every image file below ``folder`` by :func:`mask_name`, hidden ones left out.
-
-    Raises:
-        DataError: no folder, no such file in it, or two files with one name.
-    """
-    from tesla_med.io.volumes import VOLUME_SUFFIXES
-
-    if not folder.is_dir():
-        what = "it is a file" if folder.exists() else "it does not exist"
-        raise DataError(f"{folder}: expected a folder of masks; {what}")
-    found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if hidden or not path.is_file() or not path.name.lower().endswith(VOLUME_SUFFIXES):
-            continue
-        name = mask_name(relative)
-        found[name] = _more_mask_like(found[name], path, name) if name in found else path
-    if not found:
-        raise DataError(f"{folder}: no mask found; looked for {', '.join(VOLUME_SUFFIXES)} in it and below")
-    return found
-
-
-def mask_name(relative: Path) -> str:
-    """Return the path without extension and trailing parts that only say "this is a mask".
-
-    Only whole parts between ``_``, ``-`` and ``.`` count: ``Case07_seg`` is Case07,
-    ``Case07_segment2`` and ``Unmasked`` stay as they are.
-    """
-    from tesla_med.io.volumes import stem
-
-    name = stem(relative)
-    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SUFFIX_PARTS:
-        name = match[1]
-    return (relative.parent / name).as_posix()
-
-
-def read_labels(path: Path) -> tuple[LabelClass, ...] | None:
-    """Return the classes of a ``labels.json``, or None where there is none.
-
-    Raises:
-        ConfigError: it is not ``{"labels": [{"value": ..., "name": ...}, ...]}``.
-    """
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(LabelClass.model_validate(item) for item in content["labels"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f'{path}: expected {{"labels": [{{"value": 1, "name": "prostate"}}, ...]}}: {error}'
-        ) from None
-
-
-def _score_pair(
-    name: str, prediction: Path, reference: Path, classes: Sequence[LabelClass] | None, empty: Empty
-) -> EvaluatedCase:
-    case = EvaluatedCase(case=name, prediction=str(prediction), reference=str(reference))
-    try:
-        mask, truth, spacing = _read_pair(prediction, reference)
-        if classes is None:
-            values = sorted({int(value) for array in (mask, truth) for value in np.unique(array)} - {0})
-            classes = [LabelClass(value=value, name=f"label {value}") for value in values]
-        known = [item.value for item in classes]
-        check_labels(truth, known, f"reference {reference}")
-        check_labels(mask, known, f"prediction {prediction}")
-    except DataError as error:
-        return case.model_copy(update={"status": "unscored", "reason": str(error)})
-    scores = tuple(_score_class(item, mask, truth, spacing, empty) for item in classes if item.value != 0)
-    return case.model_copy(update={"scores": scores})
-
-
-def _read_pair(prediction: Path, reference: Path) -> tuple[IntArray, IntArray, tuple[float, ...]]:
-    from tesla_med.io.geometry import corner_displacement, spacing_of
-    from tesla_med.io.volumes import GRID_TOLERANCE_MM, read_mask
-
-    mask, affine = read_mask(prediction)
-    truth, other = read_mask(reference)
-    if mask.shape != truth.shape:
-        raise GeometryError(f"grids differ: prediction {mask.shape}, reference {truth.shape} voxels")
-    spacing = spacing_of(affine)
-    apart = corner_displacement(affine, other, mask.shape)
-    allowed = min(GRID_TOLERANCE_MM, min(spacing) / 2)
-    if not apart <= allowed:
-        raise GeometryError(
-            f"grids are up to {apart:.3g} mm apart, at most {allowed:.3g} mm is accepted; resample one to the"
-            " other or correct its header"
-        )
-    return mask, truth, spacing
-
-
-def _score_class(
-    item: LabelClass, mask: IntArray, truth: IntArray, spacing: Sequence[float], empty: Empty
-) -> MaskScore:
-    ours, theirs = mask == item.value, truth == item.value
-    distances = surface_distances(theirs, ours, spacing)
-    one_empty = ours.any() != theirs.any()
-    return MaskScore(
-        label=item.value,
-        name=item.name,
-        dice=dice(theirs, ours, empty),
-        hd95_mm=distances[0] if distances else None,
-        hd95_mm_or_diagonal=(
-            field_diagonal(mask.shape, spacing) if one_empty else distances[0] if distances else None
-        ),
-        assd_mm=distances[1] if distances else None,
-        volume_ml=volume_ml(ours, spacing),
-        volume_ml_reference=volume_ml(theirs, spacing),
-        voxels=int(np.count_nonzero(ours)),
-        voxels_reference=int(np.count_nonzero(theirs)),
-    )
-
-
-def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[EvaluatedCase]:
-    """Give every scored case a row for every label that any case has; absent ones are empty."""
-    names = {score.label: score.name for case in cases for score in case.scores}
-    for case in cases:
-        present = {score.label: score for score in case.scores}
-        overlap = 1.0 if empty == "one" else None
-        absent = [
-            MaskScore(label=label, name=name, dice=overlap, volume_ml=0.0, volume_ml_reference=0.0)
-            for label, name in names.items()
-            if label not in present
-        ]
-        rows = sorted([*case.scores, *absent], key=lambda score: score.label)
-        yield case if case.status != "ok" else case.model_copy(update={"scores": tuple(rows)})
-
-
-def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
-    def known(pick: Callable[[MaskScore], float | None]) -> list[float]:
-        return [value for value in map(pick, scores) if value is not None]
-
-    def mean(values: Sequence[float]) -> float | None:
-        return float(np.mean(values)) if values else None
-
-    overlaps = known(lambda score: score.dice)
-    voxels = sum(score.voxels + score.voxels_reference for score in scores)
-    common = sum((score.dice or 0.0) * (score.voxels + score.voxels_reference) for score in scores)
-    return {
-        "label": scores[0].label,
-        "name": scores[0].name,
-        "cases": len(scores),
-        "not_applicable": sum(score.voxels == score.voxels_reference == 0 for score in scores),
-        "missed": sum(score.voxels == 0 < score.voxels_reference for score in scores),
-        "false_positive": sum(score.voxels_reference == 0 < score.voxels for score in scores),
-        "dice_mean": mean(overlaps),
-        "dice_std": float(np.std(overlaps, ddof=1)) if len(overlaps) > 1 else None,
-        "dice_pooled": common / voxels if voxels else None,
-        "hd95_mm_mean": mean(known(lambda score: score.hd95_mm)),
-        "hd95_mm_mean_or_diagonal": mean(known(lambda score: score.hd95_mm_or_diagonal)),
-        "assd_mm_mean": mean(known(lambda score: score.assd_mm)),
-        "volume_ml_mean": mean(known(lambda score: score.volume_ml)),
-        "volume_ml_reference_mean": mean(known(lambda score: score.volume_ml_reference)),
-    }
-
-
-def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
-    from tesla_med.io.files import write_json, write_text
-    from tesla_med.reports.table import to_csv
-
-    table, summary = out / "metrics.csv", out / "summary.json"
-    rows = []
-    for case in result.cases:
-        common = {"case": case.case, "status": case.status, "reason": case.reason}
-        blank = dict.fromkeys(COLUMNS)
-        scores = [score.model_dump(include=set(COLUMNS)) for score in case.scores]
-        rows += [blank | score | common for score in scores or [{}]]
-    result = result.model_copy(update={"files": (str(table), str(summary))})
-    write_text(table, to_csv(COLUMNS, rows))
-    content = {
-        "coverage": result.coverage,
-        "empty": result.empty,
-        "classes": result.summary(),
-        "unscored": {item.case: item.reason for item in result.unscored},
-        "only_predictions": list(result.only_predictions),
-        "only_references": list(result.only_references),
-    }
-    write_json(summary, content)
-    return result
-
-
-def _more_mask_like(first: Path, second: Path, name: str) -> Path:
-    """Return the one whose name says that it is a mask; refuse to choose between two of a kind."""
-    from tesla_med.io.volumes import stem
-
-    bare = [path for path in (first, second) if stem(path) == Path(name).name]
-    if len(bare) != 1:
-        raise DataError(
-            f"{first} and {second} are both {name!r}; keep one of them or use a folder for each kind"
-        )
-    return second if bare[0] == first else first
-
-
-def _unmatched(
-    predictions: Path, references: Path, common: Sequence[str], first: Sequence[str], second: Sequence[str]
-) -> str:
-    lists = [
-        f"{len(names)} only in {folder}: {', '.join(names)}"
-        for folder, names in ((predictions, first), (references, second))
-        if names
-    ]
-    return (
-        f"{len(common)} of {len(common) + len(first)} predictions have a reference; {'; '.join(lists)}."
-        " Names must agree up to parts such as _mask or _segmentation, sub-folders included"
-    )
+def _kind(predictions: Path) -> type[Task]:
+    found = (task for _, task in TASKS.items() if task.recognises(predictions))
+    return next(found, TASKS.get("segmentation"))

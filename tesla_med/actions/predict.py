@@ -1,14 +1,14 @@
-"""Masks from frozen weights, adapted ones too: no adaptation, the same grid, files and reports."""
+"""Results of frozen weights, adapted ones too: no adaptation, the same files and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from tesla_med.adapt import SiteResult, run_plan
+from tesla_med.adapt import run_plan
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.plan import make_plan
-from tesla_med.types import Progress
+from tesla_med.plan import RunRequest, make_plan
+from tesla_med.types import Progress, SiteResult
 
 
 def predict(
@@ -23,10 +23,10 @@ def predict(
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> SiteResult:
-    """Predict every image with frozen weights.
+    """Predict every image or tile with frozen weights.
 
     Args:
-        volumes: folder of images, or one image.
+        volumes: folder of images or of tiles, or one image.
         weights: weights, such as ``checkpoints/adapted.safetensors`` of an earlier run.
         site: for its file patterns, region of interest and references; None takes every image
             whole and scores nothing.
@@ -38,12 +38,12 @@ def predict(
         progress: called as the work goes on.
 
     Returns:
-        The cases' records, as :func:`tesla_med.adapt_site` gives them, method ``source``.
+        The records, as :func:`tesla_med.adapt_site` gives them, method ``source``.
 
     Raises:
         TeslaMedError: as :func:`tesla_med.adapt_site`.
     """
-    plan = make_plan(
+    request = RunRequest(
         site,
         volumes,
         weights=weights,
@@ -53,6 +53,6 @@ def predict(
         out=out,
         device=device,
         overrides=tuple(overrides),
-        default_name="predict",
+        folder_name="predict",
     )
-    return run_plan(plan, overwrite=overwrite, progress=progress)
+    return run_plan(make_plan(request), overwrite=overwrite, progress=progress)

@@ -119,13 +119,3 @@ def _rich(stream: Any) -> Any:
 def _is_figure(text: str) -> bool:
     stripped = text.strip().lstrip("+-")
     return not stripped or stripped in ("-", "n/a") or stripped.replace(".", "", 1).rstrip("%").isdigit()
-
-
-def percent(value: float | None) -> str:
-    """Return a share in percent with one decimal, or n/a."""
-    return "n/a" if value is None else f"{100 * value:.1f}"
-
-
-def change(before: float | None, after: float | None) -> str:
-    """Return the difference of two shares in points with its sign, or n/a."""
-    return "n/a" if before is None or after is None else f"{100 * (after - before):+.1f}"

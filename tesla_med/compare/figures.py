@@ -59,6 +59,8 @@ class Metric:
 
 DICE = Metric("dice", "dice", COLUMNS, "case", "slice")
 ACCURACY = Metric("accuracy", "right", TILE_COLUMNS, "tile", "tile", as_error=True, of_class="label")
+METRICS = {item.name: item for item in (DICE, ACCURACY)}
+"""By the headline metric of a task."""
 
 
 @dataclass(frozen=True)

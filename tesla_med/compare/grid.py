@@ -11,35 +11,25 @@ import csv
 import hashlib
 import json
 import logging
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tesla_med.adapt import Carry, guard_override, run_plan
-from tesla_med.compare.figures import ACCURACY, DICE, Cost, Key, Summary, summarise
-from tesla_med.compare.tiles import calibration_of, of_tiles, predictions
-from tesla_med.config.models import PROTOCOLS, PipelineConfig, Protocol, Reset, SiteConfig
-from tesla_med.config.tables import Row, TableConfig
-from tesla_med.engine.memory import free_device_memory
-from tesla_med.errors import ConfigError, OutputError, TeslaMedError
+from tesla_med.adapt import run_plan
+from tesla_med.compare.cells import Cell, Watch, cells_of, site_names, task_of_table, with_rows
+from tesla_med.compare.figures import METRICS, Cost, Key, Summary, summarise
+from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
+from tesla_med.config.resolve import other_sites, resolve
+from tesla_med.config.tables import TableConfig
+from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
 from tesla_med.io.files import atomic_path, output_lock, sha256, write_json
-from tesla_med.io.nifti import slice_axis
-from tesla_med.io.references import read_reference
-from tesla_med.io.volumes import read_map, read_mask, read_volume
-from tesla_med.plan import Plan, make_plan, other_sites, resolve
-from tesla_med.registry import unknown_name
+from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
-from tesla_med.scoring import calibration
-from tesla_med.scoring import score as scoring
-from tesla_med.tta.base import METHODS
-from tesla_med.types import Case, CaseResult, Progress
+from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
+from tesla_med.tasks.base import Task
+from tesla_med.types import Carry, Progress
 
 log = logging.getLogger(__name__)
 Calibration = dict[tuple[str, str, str], dict[str, float | None]]
@@ -48,29 +38,7 @@ Bins = dict[Key, list[Mapping[str, Any]]]
 """(row, protocol) -> bins of each site."""
 NOT_SETTINGS = {"reports", "report", "title", "citation", "method", "protocol", "methods", "protocols"}
 """Fields of a pipeline that do not change a cell; of the methods' parameters its own are counted."""
-READERS = 16
-"""Cases read at once while calibration is counted, at most."""
 CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    row: Row
-    protocol: Protocol
-    site: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Folder below ``cells/``."""
-        return f"{self.site}/{_slug(self.row.label)}-{self.protocol}/seed-{self.seed}"
-
-    @property
-    def key(self) -> Key:
-        """Row and protocol."""
-        return self.row.label, self.protocol
 
 
 @dataclass(frozen=True)
@@ -137,58 +105,6 @@ def compare_methods(
     return grid.run(resume, progress or (lambda *_: None))
 
 
-def cells_of(table: TableConfig) -> list[Cell]:
-    """Return the cells of a table: each row under the protocols that its method has.
-
-    A method without randomness runs under the first seed only, one that does not adapt under the first
-    protocol only. The order of tiles is drawn by the seed, so there every method that adapts is random.
-
-    Raises:
-        ConfigError: an unknown method or pipeline, pipelines of several tasks, or nothing to run.
-    """
-    tiles = of_tiles(table)
-    found = []
-    for row in table.rows:
-        method = METHODS.get(row.method)
-        fixed = not method.adapts if tiles else method.deterministic
-        seeds = range(table.first_seed, table.first_seed + (1 if fixed else table.seeds))
-        has = [protocol for protocol in table.protocols if protocol in method.protocols]
-        for protocol in has if method.adapts else has[:1]:
-            found += [Cell(row, protocol, site, seed) for site in table.sites for seed in seeds]
-    if not found:
-        names = ", ".join(row.method for row in table.rows)
-        raise ConfigError(f"none of the methods ({names}) has any of {', '.join(table.protocols)}")
-    return found
-
-
-def _with_rows(table: TableConfig, labels: Sequence[str]) -> TableConfig:
-    """Return the table with the rows of these labels alone.
-
-    Raises:
-        ConfigError: no row of this label.
-    """
-    known = [row.label for row in table.rows]
-    for label in labels:
-        if label not in known:
-            raise ConfigError(unknown_name("row of the table", label, known))
-    return table.model_copy(update={"rows": tuple(row for row in table.rows if row.label in labels)})
-
-
-def site_names(sites: Sequence[str]) -> dict[str, str]:
-    """Return the name of each site, its id or the name of its file, and what was given for it.
-
-    Raises:
-        ConfigError: two sites of one name.
-    """
-    found: dict[str, str] = {}
-    for given in sites:
-        name = Path(given).stem if Path(given).suffix in (".yaml", ".yml") else given
-        if name in found:
-            raise ConfigError(f"sites: {found[name]} and {given} share the name {name!r}; rename a file")
-        found[name] = given
-    return found
-
-
 class _Grid:
     """One comparison while it goes on."""
 
@@ -209,12 +125,11 @@ class _Grid:
         table = table.model_copy(update={"sites": tuple(self.places)})
         self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
         self.weights, self.statistics = weights, statistics
-        self.overrides = (*overrides, *guard_override(guard))
-        self.wanted = cells_of(table if only is None else _with_rows(table, only))
+        self.overrides = (*overrides, f"guard.enabled={str(guard).lower()}")
+        self.wanted = cells_of(table if only is None else with_rows(table, only))
         self.cells = self.wanted
-        self.tiles = of_tiles(table)
-        if self.tiles and guard:
-            raise ConfigError("--guard judges volumes; leave it out for tiles")
+        self.task = task_of_table(table)
+        self.task.refuse({"guard"} if guard else ())
         self.known: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, str] = {}
 
@@ -242,7 +157,7 @@ class _Grid:
         """Return the cells that must be run together: all sites of a row where state is never reset."""
         chains: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.wanted:
-            reset = self.reset or self._configs(cell)[1].reset_for(cell.protocol)
+            reset = self.reset or self._task(cell).reset_for(cell.protocol)
             alone = () if reset == "never" else (cell.site,)
             chains.setdefault((*cell.key, cell.seed, *alone), []).append(cell)
         return list(chains.values())
@@ -350,56 +265,16 @@ class _Grid:
         """Run a cell and note what it cost; in a chain it is run from its start."""
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         self._note(cell, entry)
-        watch = _Watch(self.device)
-        count = self._adapt_tiles(cell, carry) if self.tiles else self._adapt(cell, carry)
-        self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
-
-    def _adapt_tiles(self, cell: Cell, carry: Carry | None) -> int:
-        """Run a cell on tiles and return how many were classified."""
-        from tesla_med.tasks.tile_runs import adapt_tiles
-
-        folder = self._folder(cell)
-        result = adapt_tiles(
-            self.places[cell.site],
-            self.volumes,
-            weights=self.weights,
-            statistics=self._statistics_of(cell),
-            pipeline=cell.row.pipeline or self.table.pipeline,
-            method=cell.row.method,
-            protocol=cell.protocol,
-            out=folder,
-            seed=cell.seed,
-            device=self.device,
-            reset=self.reset,
-            overwrite=folder.exists(),
-            overrides=(*self._configs(cell)[2], "reports=[table]"),
-            carry=carry,
-        )
-        return result.tiles
-
-    def _adapt(self, cell: Cell, carry: Carry | None) -> int:
-        """Run a cell on volumes and return how many slices they have."""
-        folder = self._folder(cell)
-        plan = make_plan(
-            self.places[cell.site],
-            self.volumes,
-            weights=self.weights,
-            statistics=self._statistics_of(cell),
-            pipeline=cell.row.pipeline or self.table.pipeline,
-            method=cell.row.method,
-            protocol=cell.protocol,
-            out=folder,
-            seed=cell.seed,
-            device=self.device,
-            reset=self.reset,
-            overrides=(*self._configs(cell)[2], "reports=[table]"),
-            save_probs=cell.seed == self.table.first_seed,
-        )
-        there = folder.exists()
+        watch = Watch(self.device)
+        first = cell.seed == self.table.first_seed
+        probs = first and "probs" in self.task.honours
+        plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)
+        there = plan.out.exists()
         result = run_plan(
             plan, resume=there and carry is None, overwrite=there and carry is not None, carry=carry
         )
-        return sum(item.slices for item in result.results)
+        count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")
+        self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
 
     def _note(self, cell: Cell, entry: Mapping[str, Any]) -> None:
         self.known[cell.name] = dict(entry)
@@ -408,11 +283,10 @@ class _Grid:
     # ------------------------------------------------------------ table
 
     def _write(self, progress: Progress) -> tuple[list[Path], Summary]:
-        metric = ACCURACY if self.tiles else DICE
-        rows_of = self._tile_rows if self.tiles else self._rows
-        rows = [row for cell in self.cells for row in rows_of(cell)]
+        metric = METRICS[self.task.metric]
+        rows = [row for cell in self.cells for row in self._rows(cell)]
         progress("tables", 0, 1)
-        measured, bins = self._tile_calibration() if self.tiles else self._calibration()
+        measured, bins = self._calibration()
         summary = summarise(
             rows,
             sites=self.table.sites,
@@ -423,7 +297,7 @@ class _Grid:
             metric=metric,
             classes=self._classes(),
         )
-        joined = {key: calibration.joined_bins(items) for key, items in bins.items()}
+        joined = {key: joined_bins(items) for key, items in bins.items()}
         summary = replace(summary, reliability=joined)
         path = self.out / "comparison.csv"
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -442,108 +316,69 @@ class _Grid:
     def _classes(self) -> list[str]:
         """Return the names of the classes that are scored."""
         classes = self._configs(self.cells[0])[1].classes
-        return [item.name for item in classes if self.tiles or item.value != 0]
+        return [item.name for item in classes if self.task.background or item.value != 0]
 
     def _figures(self) -> dict[str, bytes]:
         """Return the pictures beyond those of the table, by file name."""
         if not self.table.figures:
             return {}
-        from tesla_med.compare import pictures as figures
+        from tesla_med.compare.pictures import draw_site
 
-        pictures: dict[str, bytes] = {}
+        drawn: dict[str, bytes] = {}
         for name in self.table.sites:
             cells = [cell for cell in self._of_first_seed() if cell.site == name]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
             site = self._configs(cells[0])[0] if cells else None
             cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
-            cases = [case for case in cases if case.labelled]
-            if not cases:
-                continue
-            folders = {cell.row.label: RunFolder(self._folder(cell)) for cell in cells}
-            masked = {label: item for label, item in folders.items() if item.mask(cases[0].name).is_file()}
-            if "qualitative" in self.table.figures and masked:
-                plan = self._plan(cells[0])
-                pictures[f"qualitative_{name}.png"] = figures.qualitative(cases[0], plan, masked)
-            if "projection" in self.table.figures:
-                plans = {
-                    cell.row.label: self._plan(cell, figures.weights_of(folders[cell.row.label], cases[0]))
-                    for cell in cells
-                }
-                found = {label: figures.features_of(cases[0], plan) for label, plan in plans.items()}
-                pipeline = next(iter(plans.values())).pipeline
-                pictures[f"projection_{name}.png"] = figures.projection(found, pipeline)
-            learned = [cell for cell in cells if cell.row.method == "tesla"]
-            if "sanity_check" in self.table.figures and learned:
-                check = figures.sanity_check(self._plan(learned[0], method="tesla"), cases[:2])
-                pictures[f"sanity_check_{name}.png"] = figures.sanity_png(check)
-        return pictures
+            labelled = [case for case in cases if case.labelled]
+            if labelled:
+                folders = {cell: RunFolder(self._folder(cell)) for cell in cells}
+                drawn |= draw_site(self.table.figures, name, folders, labelled, self._plan)
+        return drawn
 
-    def _plan(self, cell: Cell, weights: Path | None = None, method: str = "source") -> Plan:
+    def _plan(
+        self,
+        cell: Cell,
+        weights: Path | None = None,
+        method: str = "source",
+        out: Path | None = None,
+        *,
+        reports: bool = False,
+        probs: bool = False,
+    ) -> Plan:
         """Return the plan of a cell, or of prediction with its adapted weights."""
+        source = method == "source" and out is None
+        texts = self._configs(cell)[2]
         return make_plan(
-            self.places[cell.site],
-            self.volumes,
-            weights=weights or self.weights,
-            pipeline=cell.row.pipeline or self.table.pipeline,
-            method=method,
-            protocol=cell.protocol if method != "source" else "N-O",
-            seed=cell.seed,
-            device=self.device,
-            overrides=self._configs(cell)[2],
+            RunRequest(
+                self.places[cell.site],
+                self.volumes,
+                weights=weights or self.weights,
+                statistics=None if source else self._statistics_of(cell),
+                pipeline=cell.row.pipeline or self.table.pipeline,
+                method=method,
+                protocol="N-O" if source else cell.protocol,
+                out=out,
+                seed=cell.seed,
+                device=self.device,
+                reset=self.reset if reports else None,
+                overrides=(*texts, "reports=[table]") if reports else texts,
+                save_probs=probs,
+            )
         )
 
-    def _results(self, cell: Cell) -> list[CaseResult]:
-        folder = RunFolder(self._folder(cell))
-        if not self._is_done(cell):
-            return []
-        names = json.loads((folder.out / "run.json").read_text(encoding="utf-8"))["cases"]
-        records = [folder.record(item["case"]) for item in names]
-        return [record for record in records if record is not None]
-
     def _rows(self, cell: Cell) -> Iterator[dict[str, Any]]:
-        for result in self._results(cell):
-            common = {
-                "site": cell.site,
-                "case": result.case,
-                "row": cell.row.label,
-                "method": cell.row.method,
-                "protocol": cell.protocol,
-                "seed": cell.seed,
-                "status": result.status,
-                "used": result.used,
-                "seconds": round(result.seconds, 3),
-                "slices": result.slices,
-            }
-            blank = dict.fromkeys(("label", "class", "dice", "dice_source", "hd95_mm", "assd_mm"))
-            if not result.scores:
-                yield {**common, **blank}
-            for score in result.scores:
-                figures = {name: getattr(score, name) for name in list(blank)[2:]}
-                yield {**common, "label": score.label, "class": score.name, **figures}
-
-    def _tile_rows(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        """Yield the tidy rows of a finished cell."""
         if not self._is_done(cell):
             return
-        common = {
-            "site": cell.site,
-            "row": cell.row.label,
-            "method": cell.row.method,
-            "protocol": cell.protocol,
-            "seed": cell.seed,
-        }
-        for row in predictions(self._folder(cell) / "predictions.csv"):
+        common: dict[str, Any] = {"site": cell.site, "row": cell.row.label, "method": cell.row.method}
+        common |= {"protocol": cell.protocol, "seed": cell.seed}
+        for row in self._task(cell).rows(RunFolder(self._folder(cell))):
             yield common | row
 
-    def _tile_calibration(self) -> tuple[Calibration, Bins]:
-        """Return the calibration of the first seed over all labelled tiles."""
-        found: Calibration = {}
-        bins: Bins = {}
-        for cell in self._of_first_seed():
-            figures = calibration_of(self._folder(cell) / "report" / "metrics.json")
-            if figures is not None:
-                bins.setdefault(cell.key, []).append(figures.pop("bins"))
-                found[cell.row.label, str(cell.protocol), cell.site] = figures
-        return found, bins
+    def _task(self, cell: Cell) -> Task:
+        site, pipeline, _ = self._configs(cell)
+        return self.task(site, pipeline)
 
     def _costs(self) -> dict[Key, Cost]:
         found: dict[Key, Cost] = {}
@@ -557,15 +392,18 @@ class _Grid:
         return found
 
     def _calibration(self) -> tuple[Calibration, Bins]:
-        """Count the region's calibration of the first seed, over one region for all rows of a case."""
+        """Count the calibration of the first seed, over what is the same for all rows."""
         found: Calibration = {}
         bins: Bins = {}
         for name in self.table.sites:
             cells = [cell for cell in self._of_first_seed() if cell.site == name]
             if not cells:
                 continue
-            sums: dict[Key, calibration.CalibrationCounts] = {}
-            for counted in self._counted(cells):
+            task = self._task(cells[0])
+            items = task.find(self.volumes, other_sites(task.site))
+            runs = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
+            sums: dict[Key, CalibrationCounts] = {}
+            for counted in task.recount(items, runs):
                 for key, item in counted.items():
                     sums[key] = sums[key] + item if key in sums else item
             for key, item in sums.items():
@@ -573,72 +411,3 @@ class _Grid:
                 found[key[0], key[1], name] = {**figures, "nll": item.nll / max(item.voxels, 1)}
                 bins.setdefault(key, []).append(item.summary()["bins"])
         return found, bins
-
-    def _counted(self, cells: Sequence[Cell]) -> Iterator[dict[Key, calibration.CalibrationCounts]]:
-        """Yield the counts of every labelled case by row; cases are read by a few threads."""
-        site, pipeline, _ = self._configs(cells[0])
-
-        def count(case: Case) -> dict[Key, calibration.CalibrationCounts]:
-            folders = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
-            there = {key: folder for key, folder in folders.items() if folder.probs(case.name).is_file()}
-            if not there or not case.labelled:
-                return {}
-            try:
-                volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
-                truth = read_reference(case, site.files, volume, pipeline.values)
-                indices = scoring.class_indices(truth, pipeline)
-            except TeslaMedError as error:
-                log.info("%s: not among the calibration: %s", case.name, error)
-                return {}
-            masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
-            axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
-            region = calibration.calibration_region(
-                truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis
-            )
-            found = {}
-            for key, folder in there.items():
-                probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
-                found[key] = calibration.count_region(probs, indices, region, pipeline.report.bins)
-            return found
-
-        cases = find_cases(self.volumes, site, other_sites(site)).cases
-        with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
-            yield from pool.map(count, cases)
-
-
-class _Watch:
-    """Seconds and the device's highest memory from now on; on the CPU memory is not measured."""
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        free_device_memory()
-        self.start = time.perf_counter()
-        self.cuda = device != "cpu" and torch.cuda.is_available()
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-
-    def read(self) -> dict[str, float | None]:
-        """Return ``seconds`` and ``peak_memory_mib``."""
-        import torch
-
-        memory = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else None
-        return {"seconds": time.perf_counter() - self.start, "peak_memory_mib": memory}
-
-
-def _slug(text: str) -> str:
-    """Return a label as a folder name; labels that would share one are told apart by a hash."""
-    plain = "".join(letter if letter.isalnum() or letter in "+-._" else "_" for letter in text)
-    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def check_protocols(names: Sequence[str]) -> tuple[Protocol, ...]:
-    """Return the names as protocols.
-
-    Raises:
-        ConfigError: an unknown one.
-    """
-    unknown = [name for name in names if name not in PROTOCOLS]
-    if unknown:
-        raise ConfigError(f"protocol {unknown[0]!r} is not known. Known: {', '.join(PROTOCOLS)}.")
-    return tuple(name for name in PROTOCOLS if name in names)

@@ -6,7 +6,7 @@ They look at finished cells. References are read here for drawing and scoring on
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,59 @@ from torch import Tensor
 
 from tesla_med.augment import warp
 from tesla_med.augment.policy import AdversarialPolicy
+from tesla_med.compare.cells import Cell
 from tesla_med.config.models import PipelineConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.errors import DataError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
-from tesla_med.io.volumes import read_mask, read_volume
+from tesla_med.io.volumes import read_case, read_mask
 from tesla_med.plan import Plan
-from tesla_med.prepare.stream import CaseLoader
 from tesla_med.prepare.transforms import Preprocessor
 from tesla_med.reports.overlays import choose_slices, draw
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.metrics import dice
 from tesla_med.scoring.score import class_indices
 from tesla_med.tta.tesla import TeSLA
-from tesla_med.types import Case, CaseView
+from tesla_med.types import Case, CaseView, Ref
 
 PIXELS = 250
 """Pixels a class in a projection."""
+
+
+def draw_site(
+    wanted: Collection[str],
+    name: str,
+    folders: Mapping[Cell, RunFolder],
+    cases: Sequence[Case],
+    plan_of: Callable[..., Plan],
+) -> dict[str, bytes]:
+    """Return the pictures of one site by file name.
+
+    Args:
+        wanted: qualitative, projection, sanity_check.
+        name: of the site.
+        folders: finished cells of the site, of one protocol and seed, with their runs.
+        cases: those that have a reference.
+        plan_of: (cell, weights, method) -> plan of prediction, or of the method, on the site.
+    """
+    pictures: dict[str, bytes] = {}
+    by_row = {cell.row.label: folder for cell, folder in folders.items()}
+    masked = {label: item for label, item in by_row.items() if item.mask(cases[0].name).is_file()}
+    first = next(iter(folders))
+    if "qualitative" in wanted and masked:
+        pictures[f"qualitative_{name}.png"] = qualitative(cases[0], plan_of(first), masked)
+    if "projection" in wanted:
+        plans = {
+            cell.row.label: plan_of(cell, weights_of(folder, cases[0])) for cell, folder in folders.items()
+        }
+        found = {label: features_of(cases[0], plan) for label, plan in plans.items()}
+        pictures[f"projection_{name}.png"] = projection(found, next(iter(plans.values())).pipeline)
+    learned = [cell for cell in folders if cell.row.method == "tesla"]
+    if "sanity_check" in wanted and learned:
+        check = sanity_check(plan_of(learned[0], method="tesla"), cases[:2])
+        pictures[f"sanity_check_{name}.png"] = sanity_png(check)
+    return pictures
 
 
 def qualitative(case: Case, plan: Plan, folders: Mapping[str, RunFolder]) -> bytes:
@@ -47,7 +82,7 @@ def qualitative(case: Case, plan: Plan, folders: Mapping[str, RunFolder]) -> byt
         folders: row -> its run.
     """
     site, pipeline = plan.site, plan.pipeline
-    volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
+    volume = read_case(case, site)
     truth = read_reference(case, site.files, volume, pipeline.values)
     masks = {row: read_mask(folder.mask(case.name))[0] for row, folder in folders.items()}
     first = next(iter(masks.values()))
@@ -144,7 +179,7 @@ def projection(found: Mapping[str, Features], pipeline: PipelineConfig, seed: in
 
 def labelled_slices(case: Case, site: Any, pipeline: PipelineConfig) -> tuple[Tensor, Tensor]:
     """Return slices (N, C, H, W) in [0, 1] and class indices (N, H, W) on the model's grid."""
-    volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
+    volume = read_case(case, site)
     reference = read_reference(case, site.files, volume, pipeline.values)
     region = read_region_mask(case, volume) if site.region.kind == "mask" else None
     prepare = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
@@ -178,7 +213,6 @@ def sanity_check(plan: Plan, cases: Sequence[Case], count: int = 12) -> SanityCh
     Raises:
         DataError: the method is not ``tesla`` with a learned policy.
     """
-    loader = CaseLoader(plan.site, plan.pipeline)
     scores: list[list[float]] = []
     names: list[str] = []
     places = np.array([0])
@@ -188,8 +222,8 @@ def sanity_check(plan: Plan, cases: Sequence[Case], count: int = 12) -> SanityCh
         if not isinstance(method, TeSLA) or not isinstance(policy, AdversarialPolicy):
             raise DataError(f"method {plan.method!r} learns no policy; the sanity check is for 'tesla'")
         images, labels = labelled_slices(case, plan.site, plan.pipeline)
-        prepared = loader(case).prepared
-        Driver(method, plan.protocol, "case").adapt_to_case(images if prepared is None else prepared.images)
+        loaded = plan.task.load(Ref(case.name, (case.name,), case)).images
+        Driver(method, plan.protocol, "case").adapt_to_case(images if loaded is None else loaded)
         order = policy.probabilities.argsort(descending=True).cpu()
         places = np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))
         names = names or [policy.name(int(order[place])) for place in places]

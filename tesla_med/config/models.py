@@ -274,7 +274,7 @@ class PipelineConfig(Section):
 
     name: str
     title: str
-    task: Literal["segmentation", "classification"] = "segmentation"
+    task: str = Field("segmentation", description="segmentation, classification, or another registered task")
     sites: str = Field(description="folder of site_configs/ whose sites this pipeline serves")
     classes: tuple[LabelClass, ...] = Field(min_length=2)
     channels: int = Field(1, ge=1)
@@ -297,7 +297,7 @@ class PipelineConfig(Section):
         False, description="temperature of the probabilities, chosen without labels; masks stay as they are"
     )
     cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
-    reports: tuple[str, ...] = ("table", "calibration", "quality", "tensorboard", "html")
+    reports: tuple[str, ...] | None = Field(None, description="names of reports; none: those of the task")
     report: ReportConfig = ReportConfig()
     citation: str = ""
 
@@ -319,7 +319,12 @@ class PipelineConfig(Section):
     @property
     def foreground(self) -> tuple[LabelClass, ...]:
         """Every class but the background; all of them where whole tiles are classified."""
-        return self.classes if self.task == "classification" else self.classes[1:]
+        return self.classes if self.whole_images else self.classes[1:]
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether an image has one class, and not each of its pixels."""
+        return self.task == "classification"
 
     def method_params(self, method: str, protocol: Protocol) -> dict[str, Any]:
         """Return the parameters of ``method``, those of ``protocol`` over the common ones."""

@@ -1,4 +1,4 @@
-"""Feed slices to a method as a protocol says, and note what it reports. Knows no references."""
+"""Feed images to a method as a protocol says, and note what it reports. Knows no references."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import Protocol, Reset
-from tesla_med.engine.memory import LEAST_TILES, with_less_memory
-from tesla_med.prepare.stream import SiteSlices
+from tesla_med.engine.memory import attempts
+from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta.base import Scalars, TTAMethod
 from tesla_med.types import Progress
 
@@ -22,21 +22,31 @@ class Driver:
 
     Args:
         method: the method.
-        protocol: O: each case is adapted to when it comes; M: several passes over the site first.
-        reset: ``case``: every case starts from the source model, whatever the protocol.
+        protocol: O: each unit is adapted to when it comes; M: several passes over the site first.
+        reset: ``case``: every unit starts from the source model, whatever the protocol.
         on_step: called with the number of each update, rising over the whole run, and its scalars.
+        least: the smallest batch that can be learned from when memory is short.
+        noun: what a batch is made of, for messages.
 
     Attributes:
-        case_by_case: whether adaptation happens case by case.
+        case_by_case: whether adaptation happens unit by unit.
         finite: whether every loss of the passes over the site was finite.
     """
 
     def __init__(
-        self, method: TTAMethod, protocol: Protocol, reset: Reset, on_step: OnStep = lambda *_: None
+        self,
+        method: TTAMethod,
+        protocol: Protocol,
+        reset: Reset,
+        on_step: OnStep = lambda *_: None,
+        *,
+        least: int = 1,
+        noun: str = "slice",
     ) -> None:
         self.method = method
         self.reset = reset
         self.on_step = on_step
+        self.least, self.noun = least, noun
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
         self._told = 0
@@ -52,16 +62,16 @@ class Driver:
 
     def adapt_to_site(
         self,
-        slices: SiteSlices,
+        images: SiteImages,
         progress: Progress = lambda *_: None,
         *,
         start: int = 0,
         on_pass: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Pass over the slices of the whole site as often as the method says.
+        """Pass over the images of the whole site as often as the method says.
 
         Args:
-            slices: of the site.
+            images: of the site.
             progress: called before each pass.
             start: passes that are done already.
             on_pass: called with the number of passes done, after each.
@@ -69,11 +79,11 @@ class Driver:
         params = self.method.params
 
         def batches() -> Iterable[Tensor]:
-            if params.draw == "ordered" and params.batch_slices is not None:
-                yield from slices.batches(self.method.at_most(params.batch_slices))
+            if images.joined and params.draw == "ordered" and params.batch_slices is not None:
+                yield from images.batches(self.method.at_most(params.batch_slices))
             else:
-                for images in slices:
-                    yield from self.method.batches(images)
+                for unit in images:
+                    yield from self.method.batches(unit)
 
         for epoch in range(start, params.epochs if self.finite else start):
             progress("passes over the site", epoch, params.epochs)
@@ -94,23 +104,21 @@ class Driver:
         """Do one pass over the site, with less memory if it must; return whether losses were finite."""
         before = self.method.state_dict()
 
-        def work() -> bool:
-            self.method.start_epoch(epoch, batches())
-            return self._note([self.method.adapt(batch) for batch in batches()])
-
         def restore() -> None:
             self.method.load_state_dict(before)
 
         most = self.method.params.batch_slices or 1
-        tiles = self.method.model.task == "classification"
-        least, noun = (LEAST_TILES, "tile") if tiles else (1, "slice")
-        finite, _ = with_less_memory(work, restore, (self.method,), most, least=least, noun=noun)
+        finite = False
+        for attempt in attempts((self.method,), restore, most, least=self.least, noun=self.noun):
+            with attempt:
+                self.method.start_epoch(epoch, batches())
+                finite = self._note([self.method.adapt(batch) for batch in batches()])
         return finite
 
     def adapt_and_predict(self, images: Tensor) -> Tensor | None:
-        """Return probabilities (N, L, H, W) of one case, adapted to first where cases are.
+        """Return probabilities (N, L, *spatial) of one unit, adapted to first where units are.
 
-        None where a loss or a probability is not finite. Then, as after an exception, what the case
+        None where a loss or a probability is not finite. Then, as after an exception, what the unit
         did to the method is undone by going back to the source model.
         """
         if not self.case_by_case:
@@ -130,7 +138,7 @@ class Driver:
         return probs
 
     def adapt_to_case(self, images: Tensor) -> bool:
-        """Adapt to the slices (N, C, H, W) of one case; return whether every loss was finite."""
+        """Adapt to the images (N, C, *spatial) of one unit; return whether every loss was finite."""
         if not self.method.adapts:
             return True
         if self.reset == "case":

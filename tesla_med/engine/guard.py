@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +21,9 @@ from tesla_med.engine.quality import GAMMAS, SUPPORT, class_agreement, support
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.tta.base import TTAMethod
-from tesla_med.types import Used
+from tesla_med.types import Used, Verdict
 
 MAX_SLICES = 64
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the guard says of one volume.
-
-    Attributes:
-        share: of the way from source to adapted, in [0, 1].
-        reason: why, in words.
-        collapsed: the adapted mask is not one to build on: the case should leave no trace.
-        statistics: the source's weights are taken with the volume's own normalisation statistics.
-        signals: what the decision was made from, and what else is worth a look, by name.
-    """
-
-    share: float
-    reason: str
-    collapsed: bool = False
-    signals: dict[str, float] = field(default_factory=dict)
-    statistics: bool = False
-
-    @property
-    def used(self) -> Used:
-        """Which model the share stands for; the volume's statistics alone are a partial step too."""
-        if self.statistics:
-            return "partial"
-        return "source" if self.share == 0 else "adapted" if self.share == 1 else "partial"
 
 
 class Guard:

@@ -1,11 +1,11 @@
-"""What to do when memory runs out: fewer slices at once, then less on the device, then give up."""
+"""What to do when memory runs out: fewer images at once, then less on the device, then give up."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 
 import torch
 
@@ -13,10 +13,7 @@ from tesla_med.errors import AdaptationError
 from tesla_med.tta.base import TTAMethod
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-LEAST_TILES = 8
-"""Tiles that a batch must have to be learned from: fewer have neither statistics nor a class marginal."""
 _TEXTS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -38,61 +35,81 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
 
 
-def with_less_memory(
-    work: Callable[[], T],
+class Attempt:
+    """One try at work that needs memory; as a context manager it swallows running out of memory.
+
+    Attributes:
+        limit: images at once; None: as many as the parameters say.
+        note: what was done about memory, "" in the first try.
+        failed: memory ran out.
+    """
+
+    def __init__(self, methods: Sequence[TTAMethod], limit: int | None, stitch: bool, note: str) -> None:
+        self.methods = methods
+        self.limit, self.stitch, self.note = limit, stitch, note
+        self.failed = False
+
+    def __enter__(self) -> None:
+        for method in self.methods:
+            method.use_less_memory(self.limit, stitch_on_cpu=self.stitch)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        for method in self.methods:
+            method.use_less_memory(None)
+        self.failed = error is not None and is_out_of_memory(error)
+        return self.failed
+
+
+def attempts(
+    methods: Sequence[TTAMethod],
     restore: Callable[[], None],
-    methods: tuple[TTAMethod, ...],
     most: int,
     *,
     least: int = 1,
     noun: str = "slice",
-) -> tuple[T, str]:
-    """Do ``work``; whenever memory runs out, restore the state, halve the slices at once and try again.
+    first: int | None = None,
+) -> Iterator[Attempt]:
+    """Yield one try after the other, each with half as many images at once, until one succeeds.
 
-    After single slices, single slices with the results brought to the CPU one by one are tried.
+    After single images, single images with the results brought to the CPU one by one are tried::
+
+        for attempt in attempts((method,), restore, 16):
+            with attempt:
+                return work()
 
     Args:
-        work: what needs memory.
-        restore: puts back everything that ``work`` may have changed.
-        methods: whose batches are made smaller; afterwards they are as they were.
-        most: slices in the largest batch of the first try.
+        methods: whose batches are made smaller; after each try they are as they were.
+        restore: puts back everything that the work may have changed.
+        most: images in the largest batch of the first try.
         least: the smallest batch that makes sense; only down to 1 are results brought to the CPU.
         noun: what a batch is made of.
-
-    Returns:
-        The result, and what was done for it, "" where the first try went well.
+        first: images at once in the first try; None: as many as the parameters say.
 
     Raises:
         AdaptationError: memory does not suffice for the smallest batch; says what was tried.
     """
     tried: list[str] = []
-    try:
-        for limit, stitch in _tries(most, least):
-            for method in methods:
-                method.use_less_memory(limit, stitch_on_cpu=stitch)
-            try:
-                result = work()
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            else:
-                return result, f"memory ran out, done with {_words(limit, stitch, noun)}" if tried else ""
-            tried.append(_words(limit or most, stitch, noun))
-            log.warning("out of memory with %s", tried[-1])
-            restore()
-            free_device_memory()
-    finally:
-        for method in methods:
-            method.use_less_memory(None)
+    for limit, stitch in _tries(most, least, first):
+        words = _words(limit or most, stitch, noun)
+        attempt = Attempt(methods, limit, stitch, f"memory ran out, done with {words}" if tried else "")
+        yield attempt
+        if not attempt.failed:
+            return
+        tried.append(words)
+        log.warning("out of memory with %s", words)
+        restore()
+        free_device_memory()
     raise AdaptationError(
         f"out of memory; tried {', '.join(tried)}; "
         "use a device with more memory, --device cpu, or a smaller network"
     )
 
 
-def _tries(most: int, least: int) -> Iterator[tuple[int | None, bool]]:
-    yield None, False
-    limit = most
+def _tries(most: int, least: int, first: int | None) -> Iterator[tuple[int | None, bool]]:
+    yield first, False
+    limit = most if first is None else first
     while limit > least:
         limit = max(limit // 2, least)
         yield limit, False
@@ -100,6 +117,6 @@ def _tries(most: int, least: int) -> Iterator[tuple[int | None, bool]]:
         yield 1, True
 
 
-def _words(limit: int | None, stitch: bool, noun: str) -> str:
+def _words(limit: int, stitch: bool, noun: str) -> str:
     text = f"{limit} {noun}{'' if limit == 1 else 's'} at once"
     return text + ", stitched on the CPU" if stitch else text

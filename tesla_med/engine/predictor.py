@@ -1,25 +1,24 @@
-"""One volume: what the source model says, what adaptation says, and which of it is taken."""
+"""One unit: what the source model says, what adaptation says, and which of it is taken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from torch import Tensor
 
 from tesla_med.config.models import GuardConfig
 from tesla_med.engine.driver import Driver
-from tesla_med.engine.guard import Guard, Verdict
-from tesla_med.engine.memory import with_less_memory
+from tesla_med.engine.guard import Guard
+from tesla_med.engine.memory import attempts
 from tesla_med.engine.quality import GAMMAS
 from tesla_med.engine.recalibration import fit_temperature_to_masks
 from tesla_med.models.base import Network
 from tesla_med.tta.base import TTAMethod
+from tesla_med.types import Verdict
 
-T = TypeVar("T")
-NOT_FINITE = "adaptation gave values that are not finite; source mask kept"
+NOT_FINITE = "adaptation gave values that are not finite; source result kept"
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Outcome:
     temperature: float = 1.0
 
 
-class CasePredictor:
-    """Predict volume after volume with a method, and judge what came out.
+class Predictor:
+    """Predict unit after unit with a method, and judge what came out.
 
     Args:
         source: the ``source`` method.
@@ -44,6 +43,7 @@ class CasePredictor:
         driver: feeds it.
         config: of the guard.
         recalibrate: choose a temperature for the adapted probabilities without labels.
+        remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
 
     def __init__(
@@ -54,8 +54,11 @@ class CasePredictor:
         config: GuardConfig,
         *,
         recalibrate: bool = False,
+        remember: bool = False,
     ) -> None:
         self.source = source
+        self.remember = remember
+        self._limit: int | None = None
         self.recalibrate = recalibrate
         self.method = method
         self.driver = driver
@@ -78,8 +81,7 @@ class CasePredictor:
 
     def _judged(self, images: Tensor) -> Outcome:
         if not self.method.adapts:
-            source, done = self._with_less_memory(lambda: self.source.predict(images), lambda: None, images)
-            return Outcome(source, source, Verdict(0.0, done))
+            return self._attempts(images, lambda: None)
         carries_on = self.driver.case_by_case and self.driver.reset != "case"
         before = self.method.state_dict() if carries_on else None
         generators = self.method.generator.get_state(), self.method.noise_generator.get_state()
@@ -91,29 +93,41 @@ class CasePredictor:
             self.method.noise_generator.set_state(generators[1])
 
         try:
-            outcome, done = self._with_less_memory(lambda: self._attempt(images), restore, images)
+            outcome = self._attempts(images, restore)
         except Exception:
             restore()
             raise
         if outcome.verdict.collapsed:
             restore()
-        if not done:
-            return outcome
-        reason = "; ".join(text for text in (outcome.verdict.reason, done) if text)
-        return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+        return outcome
 
-    def _with_less_memory(
-        self, work: Callable[[], T], restore: Callable[[], None], images: Tensor
-    ) -> tuple[T, str]:
-        batch = self.method.params.batch_slices or images.shape[0]
-        most = min(max(batch, self.method.context.predict_batch), images.shape[0])
-        return with_less_memory(work, restore, (self.source, self.method), most)
+    def _attempts(self, images: Tensor, restore: Callable[[], None]) -> Outcome:
+        """Return the first attempt for which memory suffices; its reason says what was done about it."""
+        driver, count = self.driver, images.shape[0]
+        most = min(max(self.method.params.batch_slices or count, self.method.context.predict_batch), count)
+        tries = attempts(
+            (self.source, self.method),
+            restore,
+            most,
+            least=min(driver.least, count),
+            noun=driver.noun,
+            first=self._limit,
+        )
+        for attempt in tries:
+            with attempt:
+                outcome = self._attempt(images)
+                self._limit = attempt.limit if self.remember else None
+                reason = "; ".join(text for text in (outcome.verdict.reason, attempt.note) if text)
+                return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+        raise AssertionError("the last attempt raises")  # for the type checker
 
     def _attempt(self, images: Tensor) -> Outcome:
         source = self.source.predict(images)
+        if not self.method.adapts:
+            return Outcome(source, source, Verdict(0.0, ""))
         probs = self.driver.adapt_and_predict(images)
         if probs is None:
-            return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True))
+            return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
             return Outcome(source, probs, Verdict(1.0, ""))
         verdict = self.guard.judge(images, source, probs)

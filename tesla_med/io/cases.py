@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tesla_med.config.models import SiteConfig
-from tesla_med.errors import DataError
+from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.dicom import is_dicom
 from tesla_med.io.patterns import NamePattern, fold
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
@@ -39,7 +39,9 @@ def check_there(volumes: Path) -> None:
         raise DataError(f"{volumes}: no such file or folder; give a folder of images or one image")
 
 
-def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig] = ()) -> CaseList:
+def find_cases(
+    volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig] = (), channels: int = 1
+) -> CaseList:
     """Find the cases of ``site``.
 
     A folder is searched with its sub-folders; if it has one named after the site (its institution, its
@@ -51,13 +53,16 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
         volumes: a folder, or one image file, which need not match the image pattern.
         site: gives the name patterns.
         other_sites: the other sites of the pipeline.
+        channels: of the images. With several, ``site.files.image`` has one pattern per channel, and the files
+            of a case share folder and case key.
 
     Raises:
+        ConfigError: another number of patterns than of channels.
         DataError: nothing there or nothing that matches, or two files with one name.
     """
     volumes = Path(volumes)
     if volumes.is_file():
-        return _one_file(volumes, site)
+        return _one_file(volumes, site, channels)
     check_there(volumes)
     own = _names(site)
     folder = _site_folder(volumes, own)
@@ -67,7 +72,7 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
         frozenset() if inside else frozenset(name for other in other_sites for name in _names(other)) - own
     )
     files, skipped = _walk(folder, foreign)
-    matcher = _Matcher(site)
+    matcher = _Matcher(site, channels)
     cases = matcher.cases(files, folder, skipped) or matcher.series(files, folder, skipped)
     if not cases:
         raise DataError(_nothing(folder, site, files, skipped))
@@ -79,8 +84,8 @@ def find_cases(volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig
     )
 
 
-def _one_file(path: Path, site: SiteConfig) -> CaseList:
-    matcher = _Matcher(site)
+def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
+    matcher = _Matcher(site, channels)
     if not volume_suffix(path.name):
         hint = "; give the folder of its series" if is_dicom(path) else ""
         raise DataError(f"{path}: not an image that can be read; expected {READABLE}{hint}")
@@ -104,8 +109,15 @@ def _one_file(path: Path, site: SiteConfig) -> CaseList:
 class _Matcher:
     """The name patterns of one site."""
 
-    def __init__(self, site: SiteConfig) -> None:
-        self.images = [NamePattern(text) for text in site.files.image]
+    def __init__(self, site: SiteConfig, channels: int = 1) -> None:
+        patterns = [NamePattern(text) for text in site.files.image]
+        if channels > 1 and len(patterns) != channels:
+            raise ConfigError(
+                f"site {site.id}: the pipeline has {channels} channels, so files.image needs one pattern per "
+                f"channel, got {len(patterns)}: {', '.join(site.files.image)}"
+            )
+        self.images = patterns if channels == 1 else patterns[:1]
+        self.channels = patterns[1:] if channels > 1 else []
         self.masks = [NamePattern(layer.pattern) for layer in site.files.masks]
         self.region = NamePattern(site.region.pattern) if site.region.pattern is not None else None
 
@@ -120,8 +132,9 @@ class _Matcher:
         return any(pattern is not None and pattern.key(path) is not None for pattern in patterns)
 
     def index(self, paths: Sequence[Path]) -> _Masks:
-        """Return mask files by (folder, layer, key); the region is layer -1."""
+        """Return masks and channels by folder, layer, key; the region is layer -1, channels are -2 and below."""
         layers = list(enumerate(self.masks)) + ([(-1, self.region)] if self.region else [])
+        layers += [(-2 - number, pattern) for number, pattern in enumerate(self.channels)]
         found: _Masks = {}
         for path in paths:
             for layer, pattern in layers:
@@ -136,14 +149,17 @@ class _Matcher:
         Raises:
             DataError: two files for one layer.
         """
-        found: list[Path | None] = []
-        for layer in (*range(len(self.masks)), -1):
+
+        def one(layer: int) -> Path | None:
             files = masks.get((path.parent, layer, key), [])
             if len(files) > 1:
-                listed = " and ".join(map(str, files))
-                raise DataError(f"two masks for one layer of {path}: {listed}; rename or remove one")
-            found.append(files[0] if files else None)
-        return Case(name, path, tuple(found[:-1]), found[-1])
+                what, listed = "masks" if layer > -2 else "files", " and ".join(map(str, files))
+                raise DataError(f"two {what} for one layer of {path}: {listed}; rename or remove one")
+            return files[0] if files else None
+
+        layers = tuple(one(layer) for layer in range(len(self.masks)))
+        channels = tuple(one(-2 - number) for number in range(len(self.channels)))
+        return Case(name, path, layers, one(-1), channels)
 
     def cases(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:
         """Return the cases among ``files``; the rest goes to ``skipped``."""
@@ -155,13 +171,19 @@ class _Matcher:
             elif self.is_mask(path):
                 continue
             elif (key := self.image_key(path)) is None:
+                if any(pattern.key(path) is not None for pattern in self.channels):
+                    continue
                 skipped.append((path, "matches no image pattern of the site"))
             else:
                 relative = path.relative_to(folder)
                 cases.append(self.case(path, (relative.parent / stem(path)).as_posix(), key, masks))
-        used = {path for case in cases for path in (*case.masks, case.region_mask)}
-        every = {path for paths in masks.values() for path in paths}
-        skipped += [(path, "a mask without its image") for path in every - used]
+        used = {path for case in cases for path in (*case.masks, case.region_mask, *case.channels)}
+        every = {path: layer for (_, layer, _), paths in masks.items() for path in paths}
+        skipped += [
+            (path, "a mask without its image" if layer > -2 else "a further channel without the first")
+            for path, layer in every.items()
+            if path not in used
+        ]
         return cases
 
     def series(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,26 @@ def atomic_path(path: Path, needed: int | None = None) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def write_together(files: Sequence[tuple[Path, Callable[[], bytes]]]) -> None:
+    """Write several files, all of them or none: every one is complete before the first gets its name.
+
+    Args:
+        files: path and what makes the content, one content in memory at a time; named in this order.
+
+    Raises:
+        OutputError: one of them cannot be written; then every path holds what it held before.
+    """
+    with ExitStack() as stack:
+        for path, content in files[::-1]:  # a stack ends with what it began with
+            data = content()
+            temporary = stack.enter_context(atomic_path(path, needed=len(data)))
+            try:
+                temporary.write_bytes(data)
+                _flush(temporary)
+            except OSError as error:
+                raise OutputError(_explain(path, error, len(data))) from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write ``data`` atomically.
 
@@ -85,6 +107,22 @@ def write_json(path: Path, obj: Any) -> None:
     write_text(path, text + "\n")
 
 
+def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return comma-separated text with a header; None is blank, floats have 6 significant digits."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(row[key]) for key in columns})
+    return stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of the files in a folder by name, as 64 hexadecimal digits.
 
@@ -104,6 +142,16 @@ def sha256(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     return digest.hexdigest()
+
+
+def sha256_of(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of one file, or of the hashes of several in their order.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    hashes = [sha256(path) for path in paths]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 @contextmanager

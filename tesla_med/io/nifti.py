@@ -15,7 +15,6 @@ import numpy.typing as npt
 from nibabel.spatialimages import HeaderDataError
 
 from tesla_med.errors import DataError, GeometryError
-from tesla_med.io.files import write_bytes
 from tesla_med.io.geometry import Affine, RawImage, check_affine, corner_displacement, is_orthogonal
 
 _MM = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}  # spatial unit code: unknown, metre, millimetre, micron
@@ -85,20 +84,17 @@ def grid_header(affine: Affine) -> Any:
     return header
 
 
-def write_nifti(path: Path, array: npt.NDArray[Any], grid: Any, *, level: int = 6) -> None:
-    """Write ``array`` on the grid of the header ``grid``, atomically.
+def encode_nifti(array: npt.NDArray[Any], grid: Any, *, compressed: bool = True, level: int = 6) -> bytes:
+    """Return the bytes of a NIfTI file that holds ``array`` on the grid of the header ``grid``.
 
     Only the fields that place the grid are taken from ``grid``, as they are; texts, display
-    ranges and extensions are not. Compressed if the name ends in ``.gz``, always to the same bytes.
+    ranges and extensions are not. The same array always gives the same bytes.
 
     Args:
-        path: the file.
         array: (I, J, K) or (I, J, K, C), of the type to be stored.
         grid: NIfTI-1 or NIfTI-2 header.
+        compressed: as a ``.nii.gz`` is.
         level: gzip level, 1 (fast) to 9.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     second = isinstance(grid, nib.Nifti2Header)
     header = (nib.Nifti2Header if second else nib.Nifti1Header)(endianness="<")
@@ -109,13 +105,13 @@ def write_nifti(path: Path, array: npt.NDArray[Any], grid: Any, *, level: int = 
     header["vox_offset"] = 544 if second else 352
     header["scl_slope"], header["scl_inter"] = 1, 0
     body = np.asarray(array, dtype=array.dtype.newbyteorder("<")).tobytes(order="F")
-    content = header.binaryblock + bytes(4) + body
-    if path.name.lower().endswith(".gz"):
-        buffer = io.BytesIO()
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=buffer, mtime=0) as stream:
-            stream.write(content)
-        content = buffer.getvalue()
-    write_bytes(path, content)
+    content: bytes = header.binaryblock + bytes(4) + body
+    if not compressed:
+        return content
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=buffer, mtime=0) as stream:
+        stream.write(content)
+    return buffer.getvalue()
 
 
 def _content(path: Path) -> tuple[bytes, list[str]]:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tesla_med.errors import DataError
 from tesla_med.io.patterns import fold
@@ -190,94 +186,3 @@ def _tiles(folder: Path, skipped: Counter[str]) -> list[Path]:
 
 def _count(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
-
-
-@dataclass(frozen=True)
-class TileBatch:
-    """Some tiles, and those among them that could not be read.
-
-    Attributes:
-        index: (n,) positions in the set.
-        images: (n, 3, H, W) float32 in [0, 1].
-        notes: position -> notes, where there are any.
-        failed: position -> reason.
-    """
-
-    index: npt.NDArray[np.int64]
-    images: Tensor
-    notes: dict[int, tuple[str, ...]]
-    failed: dict[int, str]
-
-
-def stream(
-    tiles: TileSet,
-    order: Sequence[int],
-    batch: int,
-    size: tuple[int, int],
-    workers: int = 4,
-    *,
-    normalise: bool = False,
-) -> Iterator[TileBatch]:
-    """Read tiles batch by batch, two batches ahead, each resized to (H, W) with anti-aliasing.
-
-    No more than three batches are in memory, however many tiles there are.
-
-    Args:
-        tiles: the set.
-        order: positions in it, in the order of reading.
-        batch: tiles at once.
-        size: (H, W).
-        workers: threads that read, at most 2 are used.
-        normalise: bring stains to those of a reference (:mod:`tesla_med.prepare.stain_normalisation`);
-            tiles where that cannot work stay as they are, with a note.
-    """
-    starts = range(0, len(order), batch)
-
-    def load(start: int) -> TileBatch:
-        return _load([int(item) for item in order[start : start + batch]], tiles, size, normalise)
-
-    with ThreadPoolExecutor(max(1, min(workers, 2)), thread_name_prefix="tiles") as pool:
-        coming = [pool.submit(load, start) for start in starts[:2]]
-        for position in range(len(starts)):
-            ready = coming.pop(0).result()
-            if position + 2 < len(starts):
-                coming.append(pool.submit(load, starts[position + 2]))
-            yield ready
-
-
-def _load(places: list[int], tiles: TileSet, size: tuple[int, int], normalise: bool) -> TileBatch:
-    images: list[Tensor] = []
-    index: list[int] = []
-    notes: dict[int, tuple[str, ...]] = {}
-    failed: dict[int, str] = {}
-    for place in places:
-        try:
-            picture = read_tile(tiles.paths[place])
-            if normalise:
-                picture = _normalised(picture)
-        except DataError as error:
-            failed[place] = str(error)
-            continue
-        index.append(place)
-        images.append(_resized(torch.from_numpy(picture.array), size))
-        if picture.notes:
-            notes[place] = picture.notes
-    stacked = torch.stack(images) if images else torch.zeros(0, 3, *size)
-    return TileBatch(np.array(index, np.int64), stacked, notes, failed)
-
-
-def _normalised(picture: Picture) -> Picture:
-    from tesla_med.prepare.stain_normalisation import normalise_stains
-
-    result = normalise_stains(picture.array)
-    notes = () if result.reason is None else (result.reason,)
-    return Picture(result.array, picture.notes + notes)
-
-
-def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(image.shape[-2:]) == tuple(size):
-        return image
-    from torchvision.transforms.v2 import functional
-
-    changed: Tensor = functional.resize(image, list(size), antialias=True)
-    return changed.clamp(0, 1)

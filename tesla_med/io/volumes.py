@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
+from tesla_med.io.files import write_bytes
 from tesla_med.io.geometry import Affine, RawImage, corner_displacement, spacing_of
-from tesla_med.io.nifti import grid_header, read_nifti, write_nifti
-from tesla_med.types import IntArray, Volume
+from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
+from tesla_med.types import Case, IntArray, Volume
 
 VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
 GRID_TOLERANCE_MM = 0.1
@@ -68,6 +71,41 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
         path=path,
         nominal_spacing=nominal,
         blank=bool(array.min() == array.max()),
+        notes=notes,
+    )
+
+
+def read_case(case: Case, site: SiteConfig) -> Volume:
+    """Read the image of a case, all its channels on the grid of the first.
+
+    Returns:
+        The volume, array (C, I, J, K) float32 in file order; header, affine and path are the first channel's.
+
+    Raises:
+        DataError: as for :func:`read_volume`, or a channel has no file.
+        GeometryError: as for :func:`read_volume`, or a channel on another grid than the first.
+    """
+    for number, path in enumerate(case.channels, 2):
+        if path is None:
+            pattern = site.files.image[number - 1]
+            text = f"channel {number} has no file: nothing beside {case.image} matches {pattern}"
+            raise DataError(f"case {case.name}: {text}")
+    first, *others = (
+        read_volume(path, spacing=site.spacing, index=site.files.series_image) for path in case.files
+    )
+    if not others:
+        return first
+    for number, other in enumerate(others, 2):
+        check_same_grid(other.shape, other.affine, first, f"case {case.name}: channel {number}, {other.path}")
+    volumes = (first, *others)
+    constant = [str(number) for number, item in enumerate(volumes, 1) if item.blank]
+    notes = [f"channel {number}: {text}" for number, item in enumerate(volumes, 1) for text in item.notes]
+    if constant and len(constant) < len(volumes):
+        notes.append(f"channel {', '.join(constant)} is constant")
+    return replace(
+        first,
+        array=np.concatenate([item.array for item in volumes]),
+        blank=len(constant) == len(volumes),
         notes=notes,
     )
 
@@ -128,17 +166,27 @@ def check_same_grid(shape: Sequence[int], affine: Affine, volume: Volume, name: 
 
 
 def write_mask(path: Path, mask: IntArray, volume: Volume) -> None:
-    """Write labels on the grid of ``volume``, atomically, as ``.nii.gz``.
+    """Write labels on the grid of ``volume``, atomically, as ``.nii.gz``; see :func:`encode_mask`.
+
+    Raises:
+        DataError: values that are not integers or out of range.
+        GeometryError: another shape.
+        OutputError: the file cannot be written.
+    """
+    write_bytes(path, encode_mask(path, mask, volume))
+
+
+def encode_mask(path: Path, mask: IntArray, volume: Volume) -> bytes:
+    """Return the bytes of a file of labels on the grid of ``volume``.
 
     Args:
-        path: the file; must end in ``.nii.gz``.
+        path: the file they are for; must end in ``.nii.gz``.
         mask: (I, J, K) integers, 0 to 65535; stored as uint8, as uint16 where one is above 255.
         volume: the image whose header fields are repeated as they are.
 
     Raises:
         DataError: values that are not integers or out of range.
         GeometryError: another shape.
-        OutputError: the file cannot be written.
     """
     mask = np.asarray(mask)
     _check_result(path, mask.shape, volume)
@@ -147,25 +195,34 @@ def write_mask(path: Path, mask: IntArray, volume: Volume) -> None:
     low, high = int(mask.min()), int(mask.max())
     if low < 0 or high > 65535:
         raise DataError(f"{path}: expected labels from 0 to 65535, got {low} to {high}")
-    write_nifti(path, mask.astype(np.uint8 if high <= 255 else np.uint16), _grid(volume))
+    return encode_nifti(mask.astype(np.uint8 if high <= 255 else np.uint16), _grid(volume))
 
 
 def write_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) -> None:
-    """Write real values on the grid of ``volume``, atomically, as float32 ``.nii.gz``.
-
-    Args:
-        path: the file; must end in ``.nii.gz``.
-        array: (I, J, K), or (C, I, J, K), which is stored as (I, J, K, C).
-        volume: the image whose header fields are repeated as they are.
+    """Write real values on the grid of ``volume``, atomically; see :func:`encode_map`.
 
     Raises:
         GeometryError: another shape.
         OutputError: the file cannot be written.
     """
+    write_bytes(path, encode_map(path, array, volume))
+
+
+def encode_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) -> bytes:
+    """Return the bytes of a float32 file of real values on the grid of ``volume``.
+
+    Args:
+        path: the file they are for; must end in ``.nii.gz``.
+        array: (I, J, K), or (C, I, J, K), which is stored as (I, J, K, C).
+        volume: the image whose header fields are repeated as they are.
+
+    Raises:
+        GeometryError: another shape.
+    """
     array = np.asarray(array)
     _check_result(path, array.shape[-3:], volume)
     stored = np.moveaxis(array, 0, -1) if array.ndim == 4 else array
-    write_nifti(path, stored.astype(np.float32), _grid(volume), level=1)
+    return encode_nifti(stored.astype(np.float32), _grid(volume), level=1)
 
 
 def read_map(path: Path, channels: int) -> npt.NDArray[np.float32]:
@@ -194,7 +251,9 @@ def save_image(
     path = Path(path)
     if not path.name.lower().endswith((".nii", ".nii.gz")):
         raise OutputError(f"{path}: expected a name ending in .nii or .nii.gz")
-    write_nifti(path, np.asarray(array).astype(dtype), grid_header(np.asarray(affine, np.float64)))
+    grid = grid_header(np.asarray(affine, np.float64))
+    compressed = path.name.lower().endswith(".gz")
+    write_bytes(path, encode_nifti(np.asarray(array).astype(dtype), grid, compressed=compressed))
 
 
 def _read(path: Path, index: int | None = None) -> RawImage:

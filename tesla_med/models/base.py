@@ -59,7 +59,7 @@ class Network(nn.Module, ABC):
         return legal - size
 
 
-MODELS: Registry[type[Network]] = Registry("model", "tesla_med.models")
+MODELS: Registry[type[Network]] = Registry("model", "tesla_med.models", "tesla_med.models")
 
 
 def build_model(pipeline: PipelineConfig, params: Mapping[str, Any] | None = None) -> Network:
@@ -69,7 +69,7 @@ def build_model(pipeline: PipelineConfig, params: Mapping[str, Any] | None = Non
         ConfigError: unknown model name, a model of another task, or parameters that do not fit it.
     """
     network = MODELS.get(pipeline.model.name)
-    if network.task != pipeline.task:
+    if (network.task == "classification") != pipeline.whole_images:
         raise ConfigError(
             f"model {pipeline.model.name!r} is for {network.task}, and pipeline {pipeline.name!r} for "
             f"{pipeline.task}"
@@ -108,3 +108,10 @@ def default_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for but no CUDA device is available; use --device cpu")
     return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device for the record, the GPU's model included."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device.type

@@ -10,7 +10,8 @@ from typing import Any
 from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.engine.quality import needs_review
 from tesla_med.reports.base import RunContext
-from tesla_med.scoring.calibration import ALL_CLASSES, DIFFERENCE, FIGURES
+from tesla_med.scoring.calibration import ALL_CLASSES, FIGURES
+from tesla_med.scoring.summary import DIFFERENCE
 from tesla_med.types import CaseResult, ClassScore
 
 NOT_APPLICABLE = "n/a"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.registry import Registry
-from tesla_med.types import CaseResult, CaseView
+from tesla_med.types import CaseResult, CaseView, Progress
 
-REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports")
+REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports", "tesla_med.reports")
 REPORT_FOLDER = "report"
+Counts: TypeAlias = Callable[[Sequence[Any]], list[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class RunContext:
         manifest: what is needed to repeat the run (versions, device, hash of the weights,
             resolved settings); JSON-able, may be nested.
         notes: remarks that hold for every case, such as where the region of interest comes from.
+        folder: the folder that names of items are relative to.
+        kind: class of the records.
+        item: what the records are of, in the singular.
+        counts: gives the calibration counts of records.
     """
 
     out: Path
@@ -42,6 +48,10 @@ class RunContext:
     reset: str
     manifest: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    folder: Path = Path()
+    kind: Any = CaseResult
+    item: str = "case"
+    counts: Counts = field(default=lambda results: [item.calibration for item in results if item.calibration])
 
     @property
     def report_folder(self) -> Path:
@@ -57,12 +67,32 @@ class Report(ABC):
     Attributes:
         name: the name it is registered and chosen by.
         summary: one line that says what it writes.
+        kinds: classes of the records that it can read.
+        from_records: whether it can be made again from records alone.
         run: the run, from :meth:`start` on.
     """
 
     name: str = ""
     summary: str = ""
+    kinds: ClassVar[tuple[type, ...]] = (CaseResult,)
+    from_records: ClassVar[bool] = True
     run: RunContext
+
+    @classmethod
+    def reads(cls, kind: type) -> bool:
+        """Whether the report is for records of this class."""
+        return issubclass(kind, cls.kinds)
+
+    @classmethod
+    def renew(cls, run: RunContext, units: Sequence[Sequence[Any]], undone: Sequence[str]) -> None:
+        """Drop what describes undone results, where a report cannot be made again from records.
+
+        Args:
+            run: the run.
+            units: the records now, unit by unit.
+            undone: items whose results are the source model's now.
+        """
+        return
 
     def start(self, run: RunContext) -> None:
         """Get ready. :func:`make_reports` calls it."""
@@ -86,7 +116,12 @@ class Report(ABC):
                 (failed, or taken over from an earlier run).
         """
 
-    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
+    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
+        """Take note of the items of one finished unit: by default of each on its own."""
+        for record in records:
+            self.case(record, view)
+
+    def finish(self, results: Sequence[Any]) -> list[Path]:
         """Write what is left to write and release every file.
 
         Args:
@@ -99,6 +134,47 @@ class Report(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release every file; called instead of :meth:`finish` where a run breaks off."""
+
+
+class Reports:
+    """The reports of one run; as a context manager it closes their files where the run breaks off."""
+
+    def __init__(self) -> None:
+        self._all: list[Report] = []
+
+    @contextmanager
+    def started(self, names: Sequence[str], run: RunContext) -> Iterator[Reports]:
+        """Start one report for each distinct name, in the order given.
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        self._all = make_reports(names, run)
+        try:
+            yield self
+        except BaseException:
+            for report in self._all:
+                report.close()
+            raise
+
+    def step(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Tell every report of one step of adaptation."""
+        for report in self._all:
+            report.step(step, scalars)
+
+    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
+        """Tell every report of the items of one unit."""
+        for report in self._all:
+            report.unit(records, view)
+
+    def finish(self, results: Sequence[Any], progress: Progress = lambda *_: None) -> list[Path]:
+        """Write everything, and return the files."""
+        files: list[Path] = []
+        for index, report in enumerate(self._all):
+            progress("reports", index, len(self._all))
+            files += report.finish(results)
+        progress("reports", len(self._all), len(self._all))
+        return files
 
 
 def make_reports(names: Sequence[str], run: RunContext) -> list[Report]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import PipelineConfig
-from tesla_med.reports.base import REPORTS, Report
-from tesla_med.scoring.calibration import ALL_CLASSES, BOUNDARY_WIDTH, MODELS, merge, summarise
-from tesla_med.types import CaseResult
+from tesla_med.reports.base import REPORTS, Report, RunContext
+from tesla_med.scoring.areas import BOUNDARY_WIDTH
+from tesla_med.scoring.calibration import ALL_CLASSES, MODELS
+from tesla_med.scoring.summary import merge, summarise
+from tesla_med.types import CaseResult, TileResult
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
 REGION = "calibration region"
@@ -22,17 +24,20 @@ class CalibrationReport(Report):
 
     name = "calibration"
     summary = "calibration.json and a reliability diagram"
+    kinds = (CaseResult, TileResult)
 
-    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
+    def finish(self, results: Sequence[Any]) -> list[Path]:
         """Write both files; without a scored case only the JSON, which says so."""
         from tesla_med.io.files import atomic_path, write_json
 
-        summary = summarise_results(results)
+        summary = summarise_results(results, self.run)
         folder = self.run.report_folder
         data, picture = folder / "calibration.json", folder / "reliability.png"
         words = definitions(self.run.pipeline)
-        if "boundary" not in summary:  # counts of an earlier version
+        if "boundary" not in summary:  # tiles have none, nor have counts of an earlier version
             del words["boundary"]
+        if self.run.pipeline.whole_images:
+            words["region"] = f"every {self.run.item} that has a label"
         write_json(data, summary | {"definitions": words} if "region" in summary else summary)
         drawn = reliability_png(summary, self.run.pipeline)
         if drawn is None:
@@ -43,9 +48,9 @@ class CalibrationReport(Report):
         return [data, picture]
 
 
-def summarise_results(results: Sequence[CaseResult]) -> dict[str, Any]:
-    """Return :func:`tesla_med.scoring.calibration.summarise` of every case that has counts."""
-    counts = [item.calibration for item in results if item.calibration is not None]
+def summarise_results(results: Sequence[Any], run: RunContext) -> dict[str, Any]:
+    """Return :func:`tesla_med.scoring.summary.summarise` of every record that has counts."""
+    counts = run.counts(results)
     return summarise(merge(counts), counts)
 
 
@@ -91,7 +96,7 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
     from matplotlib.figure import Figure
 
     classes = pipeline.foreground
-    what, unit = ("every tile", "tiles") if pipeline.task == "classification" else (REGION, "voxels")
+    what, unit = ("every tile", "tiles") if pipeline.whole_images else (REGION, "voxels")
     figure = Figure(figsize=(8.6, 0.5 + 4.1 * len(classes)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     rows = figure.subfigures(len(classes), 1, squeeze=False, hspace=0.04)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,10 @@ from tesla_med.engine.quality import audit, pairs
 from tesla_med.reports import _content
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
+from tesla_med.reports.drawing import data_uri
 from tesla_med.reports.quality import scatter_png
 from tesla_med.scoring.metrics import dice
-from tesla_med.types import CaseResult, CaseView
-
-TEMPLATE = "report.html.j2"
+from tesla_med.types import CaseResult, CaseView, TileResult
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,31 @@ class HtmlReport(Report):
     name = "html"
     summary = "report.html, one self-contained page"
 
+    kinds = (CaseResult, TileResult)
+
     def start(self, run: RunContext) -> None:
-        """Start with no pictures."""
+        """Start with an empty page."""
         super().start(run)
+        self._page = next(made for kind, made in PAGES.items() if issubclass(run.kind, kind))(run)
+
+    def case(self, result: Any, view: CaseView | None) -> None:
+        """Take note of an item."""
+        self._page.case(result, view)
+
+    def finish(self, results: Sequence[Any]) -> list[Path]:
+        """Write the page."""
+        from tesla_med.io.files import write_text
+
+        path = self.run.report_folder / "report.html"
+        write_text(path, self._page.render(list(results)))
+        return [path]
+
+
+class CasePage:
+    """The page of a run on volumes: the worst cases first, with overlays."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
         self._pictures: dict[str, tuple[CaseResult, list[Picture]]] = {}
         self._agreement: dict[str, dict[int, float | None]] = {}
         self._drawable = 0
@@ -61,32 +82,15 @@ class HtmlReport(Report):
         if limit:
             self._pictures[result.case] = (result, draw_case(result, view, self.run))
 
-    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
-        """Write the page."""
-        from tesla_med.io.files import write_text
-
-        path = self.run.report_folder / "report.html"
-        write_text(path, self._render(list(results)))
-        self._pictures.clear()
-        return [path]
-
-    def _render(self, results: list[CaseResult]) -> str:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    def render(self, results: list[CaseResult]) -> str:
+        """Return the page as HTML."""
         from tesla_med import __version__
 
-        environment = Environment(
-            loader=FileSystemLoader(Path(__file__).parent),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
         run = self.run
-        calibration = summarise_results(results)
+        calibration = summarise_results(results, run)
         diagram = reliability_png(calibration, run.pipeline)
         rows = _content.case_rows(results, self._agreement, run.pipeline.quality)
-        return environment.get_template(TEMPLATE).render(
+        page: str = template("report.html.j2").render(
             run=run,
             version=__version__,
             tiles=_content.tiles(results, calibration),
@@ -107,6 +111,54 @@ class HtmlReport(Report):
             settings=_content.settings(run),
             blank=_content.BLANK,
         )
+        return page
+
+
+class TilePage:
+    """The page of a run on tiles: accuracy, calibration, and the pictures that other reports made."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+
+    def case(self, result: TileResult, view: CaseView | None) -> None:
+        """Do nothing: the page is about all tiles."""
+
+    def render(self, results: list[TileResult]) -> str:
+        """Return the page as HTML."""
+        from tesla_med import __version__
+        from tesla_med.scoring.classes import class_figures
+
+        run = self.run
+        pictures = {
+            path.name: data_uri(path.read_bytes(), "image/png") for path in run.report_folder.glob("*.png")
+        }
+        page: str = template("tiles.html.j2").render(
+            run=run,
+            version=__version__,
+            figures=class_figures(results, run.pipeline),
+            pictures=pictures,
+            remarks=Counter(text for item in results for text in item.notes),
+            unread=[item for item in results if item.status == "failed"],
+            tiles=len(results),
+        )
+        return page
+
+
+PAGES: dict[type, Any] = {CaseResult: CasePage, TileResult: TilePage}
+
+
+def template(name: str) -> Any:
+    """Return a template of this folder."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Picture]:
@@ -129,11 +181,6 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
         uri = data_uri(overlays.to_jpeg(figure), "image/jpeg")
         pictures.append(Picture(uri, caption, round(figure.get_figwidth() * figure.dpi)))
     return pictures
-
-
-def data_uri(content: bytes, media_type: str) -> str:
-    """Return ``content`` as text that a browser shows without fetching anything."""
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _titles(view: CaseView, axis: int, index: int, run: RunContext) -> dict[str, str]:

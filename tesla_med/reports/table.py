@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tesla_med.reports.base import REPORTS, Report
-from tesla_med.types import CaseResult, ClassScore
+from tesla_med.scoring.tables import TILE_COLUMNS
+from tesla_med.types import CaseResult, ClassScore, TileResult
 
 COLUMNS = (
     "case",
@@ -43,15 +42,27 @@ class TableReport(Report):
     """Scores as a table; blank where a figure does not exist, never 0 in its place."""
 
     name = "table"
-    summary = "metrics.csv, one row for each case and class"
+    summary = "metrics.csv: one row for each case and class; of tiles one row per class"
+    kinds = (CaseResult, TileResult)
 
-    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
+    def finish(self, results: Sequence[Any]) -> list[Path]:
         """Write the table; failed cases have rows too, with blank figures."""
-        from tesla_med.io.files import write_text
+        from tesla_med.io.files import to_csv, write_text
 
         path = self.run.report_folder / "metrics.csv"
-        write_text(path, to_csv(COLUMNS, self._rows(results)))
+        if issubclass(self.run.kind, TileResult):
+            write_text(path, to_csv(TILE_COLUMNS, self._class_rows(results)))
+        else:
+            write_text(path, to_csv(COLUMNS, self._rows(results)))
         return [path]
+
+    def _class_rows(self, results: Sequence[TileResult]) -> Iterator[dict[str, Any]]:
+        for item in self.run.pipeline.classes:
+            tiles = [tile for tile in results if tile.label == item.name and tile.correct is not None]
+            right = ([tile.correct for tile in tiles], [tile.correct_source for tile in tiles])
+            counts = [sum(map(bool, values)) for values in right]
+            shares = [count / len(tiles) if tiles else None for count in counts]
+            yield dict(zip(TILE_COLUMNS, (item.name, len(tiles), counts[0], *shares), strict=True))
 
     def _rows(self, results: Sequence[CaseResult]) -> Iterator[dict[str, Any]]:
         classes = self.run.pipeline.foreground
@@ -60,19 +71,3 @@ class TableReport(Report):
             for score in scores:
                 common = result.model_dump(include=set(COLUMNS))
                 yield common | {"label": score.label} | {name: getattr(score, name) for name in FIGURES}
-
-
-def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return comma-separated text with a header; None is blank, floats have 6 significant digits."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _text(row[key]) for key in columns})
-    return stream.getvalue()
-
-
-def _text(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""``tensorboard/``: Dice per case, losses, policy, volumes, entropy and overlays as events."""
+"""``tensorboard/``: the headline metric, losses, policy, entropy and pictures as events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tesla_med.reports.base import REPORTS, Report, RunContext
-from tesla_med.types import CaseResult, CaseView
+from tesla_med.types import CaseResult, CaseView, TileResult
 
 FOLDER = "tensorboard"
 
@@ -17,7 +19,41 @@ class TensorboardReport(Report):
     """Events for TensorBoard; the step of a case is its number in the run, from 0."""
 
     name = "tensorboard"
-    summary = "TensorBoard events: Dice per case, losses, policy, overlays"
+    summary = "TensorBoard events: headline metric per case or batch, losses, policy, pictures"
+    kinds = (CaseResult, TileResult)
+    from_records = False  # losses and overlays are not in the records
+
+    @classmethod
+    def renew(cls, run: RunContext, units: Sequence[Sequence[Any]], undone: Sequence[str]) -> None:
+        """Write the events anew: losses and overlays of what stands stay, figures come from the records."""
+        folder = run.out / FOLDER
+        files = sorted(folder.glob("events.out.tfevents.*"))
+        if not files or not undone:
+            return
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
+
+        curves = next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))
+        gone = (*curves.own, *(f"overlay/{_tag(name)}" for name in undone))
+        kept = [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
+        for path in files:
+            path.unlink()
+        writer = EventFileWriter(str(folder))
+        for event in kept:
+            values = [item for item in event.summary.value if not _is_of(item.tag, gone)]
+            if event.HasField("summary"):
+                del event.summary.value[:]
+                event.summary.value.extend(values)
+            if values or event.HasField("file_version"):
+                writer.add_event(event)
+        writer.close()
+        again = SummaryWriter(str(folder), filename_suffix=".renewed")
+        drawn = curves(run, again)
+        for unit in units:
+            drawn.unit(unit, None)
+        drawn.finish([item for unit in units for item in unit])
+        again.close()
 
     def start(self, run: RunContext) -> None:
         """Open the event file."""
@@ -25,9 +61,9 @@ class TensorboardReport(Report):
 
         super().start(run)
         self._writer: Any = SummaryWriter(str(run.out / FOLDER))
-        self._cases = 0
-        self._pictures = 0
-        self._means: dict[str, list[float]] = {"adapted": [], "source": []}
+        self._curves = next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))(
+            run, self._writer
+        )
         title = f"{run.site.id} ({run.site.institution}), {run.method}, {run.protocol}, seed {run.seed}"
         self._writer.add_text("run", "  \n".join([title, *run.notes]), 0)
 
@@ -36,20 +72,14 @@ class TensorboardReport(Report):
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
 
-    def case(self, result: CaseResult, view: CaseView | None) -> None:
-        """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
-        number = self._cases
-        self._cases += 1
-        for tag, value in self._figures(result).items():
-            if value is not None:
-                self._writer.add_scalar(tag, value, number)
-        if view is not None and self._pictures < self.run.pipeline.report.max_cases_with_overlays:
-            self._pictures += 1
-            self._overlay(result, view, number)
+    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
+        """Write the figures of one unit."""
+        self._curves.unit(records, view)
         self._writer.flush()
 
-    def finish(self, results: Sequence[CaseResult]) -> list[Path]:
-        """Close the event file."""
+    def finish(self, results: Sequence[Any]) -> list[Path]:
+        """Write the final figures and close the event file."""
+        self._curves.finish(results)
         self._writer.close()
         folder = Path(self._writer.log_dir)
         return sorted(folder.glob("events.out.tfevents.*"))
@@ -57,6 +87,54 @@ class TensorboardReport(Report):
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+def _tag(name: str) -> str:
+    """Return a case's name as part of a tag: parts of file names that are no valid text cannot be stored."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _is_of(tag: str, names: Sequence[str]) -> bool:
+    """Whether a tag is one of these, or below one that ends in a slash."""
+    plain = tag.removesuffix("/text_summary")
+    return any(plain.startswith(name) if name.endswith("/") else plain == name for name in names)
+
+
+class CaseCurves:
+    """A point per case, and an overlay of as many as the pipeline says."""
+
+    own = (
+        "dice/",
+        "dice_source/",
+        "entropy/",
+        "seconds",
+        "hd95_mm/",
+        "volume_ml/",
+        "volume_ml_source/",
+        "site_mean/",
+    )
+    """Tags of what is told of cases; those that end in a slash stand for all below."""
+
+    def __init__(self, run: RunContext, writer: Any) -> None:
+        self.run, self._writer = run, writer
+        self._cases = 0
+        self._pictures = 0
+        self._means: dict[str, list[float]] = {"adapted": [], "source": []}
+
+    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
+        """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
+        for result in records:
+            number = self._cases
+            self._cases += 1
+            for tag, value in self._figures(result).items():
+                if value is not None:
+                    self._writer.add_scalar(tag, value, number)
+            if view is not None and self._pictures < self.run.pipeline.report.max_cases_with_overlays:
+                self._pictures += 1
+                self._overlay(result, view, number)
+
+    def finish(self, results: Sequence[Any]) -> None:
+        """Do nothing: the last point is the last case's."""
 
     def _figures(self, result: CaseResult) -> dict[str, float | None]:
         figures: dict[str, float | None] = {
@@ -91,7 +169,61 @@ class TensorboardReport(Report):
             f"{shown}; slice {index + 1} of {view.image.shape[axis]};"
             f" display window {low:.6g} to {high:.6g}, the same for every panel; radiological display"
         )
-        # Parts of file names that are no valid text cannot be stored as a tag.
-        tag = f"overlay/{result.case}".encode("utf-8", "backslashreplace").decode("utf-8")
+        tag = f"overlay/{_tag(result.case)}"
         self._writer.add_image(tag, picture, number, dataformats="HWC")
         self._writer.add_text(tag, text, number)
+
+
+class TileCurves:
+    """A point per batch, at the number of tiles seen so far: entropy and running accuracy."""
+
+    own = ("entropy/", "running/", "final/", "confusion", "reliability", "uncertain")
+
+    def __init__(self, run: RunContext, writer: Any) -> None:
+        self.run, self._writer = run, writer
+        self._tiles = self._labelled = 0
+        self._correct = {"source": 0, "adapted": 0}
+
+    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
+        """Write entropy of a batch, and accuracy and error of all labelled tiles so far."""
+        from tesla_med.scoring.score import normalised_entropy
+
+        read: list[TileResult] = [item for item in records if item.probs is not None]
+        if not read:
+            return
+        self._tiles += len(read)
+        known = [item for item in read if item.label]
+        self._labelled += len(known)
+        for name, probs, correct in (
+            ("source", [item.probs_source for item in read], [item.correct_source for item in known]),
+            ("adapted", [item.probs for item in read], [item.correct for item in known]),
+        ):
+            entropy = float(normalised_entropy(np.array(probs, np.float32).T).mean())
+            self._writer.add_scalar(f"entropy/{name}", entropy, self._tiles)
+            self._correct[name] += sum(bool(item) for item in correct)
+            if self._labelled:
+                accuracy = self._correct[name] / self._labelled
+                self._writer.add_scalar(f"running/accuracy_{name}", accuracy, self._tiles)
+                self._writer.add_scalar(f"running/error_{name}", 1.0 - accuracy, self._tiles)
+
+    def finish(self, results: Sequence[Any]) -> None:
+        """Write the final figures, and the pictures that other reports made."""
+        from PIL import Image
+
+        from tesla_med.scoring.classes import class_figures
+
+        names = [item.name for item in self.run.pipeline.classes]
+        for name, values in class_figures(results, self.run.pipeline).items():
+            for key in FINAL:
+                if values[key] is not None:
+                    self._writer.add_scalar(f"final/{key}_{name}", values[key], self._tiles)
+            for title, share in zip(names, values["accuracy_by_class"], strict=True):
+                if share is not None:
+                    self._writer.add_scalar(f"final/accuracy_{name}/{title}", share, self._tiles)
+        for path in sorted(self.run.report_folder.glob("*.png")):
+            picture = np.asarray(Image.open(path).convert("RGB"))
+            self._writer.add_image(path.stem, picture, self._tiles, dataformats="HWC")
+
+
+CURVES: dict[type, Any] = {CaseResult: CaseCurves, TileResult: TileCurves}
+FINAL = ("accuracy", "error", "mean_class_accuracy", "ece", "brier", "nll")

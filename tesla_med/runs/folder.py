@@ -13,12 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tesla_med.config.models import PipelineConfig
-from tesla_med.errors import OutputError, TeslaMedError
-from tesla_med.io.files import LOCK_NAME, TEMPORARY, sha256, write_json
-from tesla_med.io.volumes import read_mask
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.errors import OutputError
+from tesla_med.io.files import LOCK_NAME, TEMPORARY, write_json
 from tesla_med.runs.state import StateStore
-from tesla_med.types import Case, CaseResult
+from tesla_med.types import ItemResult
 
 RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"
@@ -167,8 +166,8 @@ class RunFolder:
                 f"{self.out}: not resumed, it was rolled back to case {content['rolled_back']['to_case']}; "
                 "use --overwrite to run it again, or another --out"
             )
-        before = content["settings"]
-        now = json.loads(json.dumps(settings))
+        before = _completed(content["settings"])
+        now = _completed(json.loads(json.dumps(settings)))
         changed = [
             f"{key}: {_short(before.get(key))} then, {_short(now.get(key))} now"
             for key in sorted(set(before) | set(now))
@@ -204,85 +203,96 @@ class RunFolder:
 
     # ------------------------------------------------------------ records
 
-    def keep(self, result: CaseResult) -> None:
-        """Record a finished case; written last, so that what it names is complete."""
-        write_json(self.done(result.case), result.model_dump(mode="json"))
+    def keep(self, name: str, records: Sequence[ItemResult], digest: str = "") -> None:
+        """Record a finished unit; written last, so that what it names is complete.
 
-    def record(self, name: str) -> CaseResult | None:
-        """Return the record of a case, or None where there is none that can be read."""
+        Args:
+            name: of the unit.
+            records: one per item. A unit that is its one item has the record itself as its file.
+            digest: of the input, kept beside the records of units of several items.
+        """
+        content = [record.model_dump(mode="json") for record in records]
+        own = len(records) == 1 and records[0].case == name
+        write_json(self.done(name), content[0] if own else {"input_sha256": digest, "items": content})
+
+    def kept(self, name: str, kind: Any) -> tuple[list[Any], str] | None:
+        """Return the records of a unit and the digest of its input, or None where they cannot be read.
+
+        Args:
+            name: of the unit.
+            kind: class of the records.
+        """
         try:
             content = json.loads(self.done(name).read_text(encoding="utf-8"))
-            return CaseResult.model_validate(content)
-        except (OSError, ValueError, ValidationError):
+            if "items" in content:
+                return [kind.model_validate(item) for item in content["items"]], content["input_sha256"]
+            record = kind.model_validate(content)
+            return [record], str(content.get("input_sha256", ""))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
             return None
 
-    def finished(self, case: Case, extras: Sequence[Path] = ()) -> CaseResult | None:
-        """Return the record of a case that need not be done again, else None.
+    def records(self, names: Sequence[str], kind: Any) -> list[Any]:
+        """Return the records of these units that can be read, in order."""
+        found = (self.kept(name, kind) for name in names)
+        return [record for item in found if item is not None for record in item[0]]
 
-        It must have been scored if it has a reference, its image must be unchanged, both masks must
-        be readable, and ``extras`` must exist.
+    def read(self) -> dict[str, Any]:
+        """Return run.json.
+
+        Raises:
+            OutputError: it is missing, damaged or of something else.
         """
-        result = self.record(case.name)
-        if result is None or result.status in ("failed", "unscored"):
-            return None
-        return result if self.unchanged(case, result, extras) else None
-
-    def unchanged(self, case: Case, result: CaseResult, extras: Sequence[Path] = ()) -> bool:
-        """Whether the image is still the one of the record, and the case's files can be read."""
         try:
-            if result.input_sha256 != sha256(case.image):
-                return False
-            read_mask(self.mask(case.name))
-            read_mask(self.source_mask(case.name))
-        except (OSError, ValueError, TeslaMedError):
-            return False
-        return all(path.is_file() for path in extras)
+            content = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))
+            content["settings"]["protocol"], content["settings"]["reset"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise OutputError(
+                f"{self.out}: not a run of tesla-med adapt ({RUN_FILE} is missing or cannot be read)"
+            ) from None
+        return dict(content)
 
     def discard(self, name: str) -> None:
-        """Remove every file of a case, so that none of an earlier attempt is taken for a new one.
+        """Remove every file of a unit, so that none of an earlier attempt is taken for a new one.
 
         Raises:
             OutputError: a file cannot be removed.
         """
-        weights, after = self.checkpoint(name), self.after(name)
-        kept = (weights, weights.with_suffix(".json"), after, after.with_suffix(".json"))
-        maps = (self.probs(name), self.uncertainty(name), *kept)
-        for path in (self.done(name), self.mask(name), self.source_mask(name), *maps):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from None
+        files = (self.done, self.mask, self.source_mask, self.probs, self.uncertainty)
+        for path in (item(name) for item in files):
+            self.remove(path)
+        for path in (self.checkpoint(name), self.after(name)):
+            self.remove_weights(path)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file if it is there.
+
+        Raises:
+            OutputError: it cannot be removed.
+        """
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from None
+
+    def remove_weights(self, path: Path) -> None:
+        """Remove weights and the card beside them.
+
+        Raises:
+            OutputError: a file cannot be removed.
+        """
+        for item in (path, path.with_suffix(".json")):
+            self.remove(item)
 
     def write_manifest(
-        self,
-        settings: Mapping[str, Any],
-        manifest: Mapping[str, Any],
-        results: Sequence[CaseResult],
-        *,
-        complete: bool,
+        self, settings: Mapping[str, Any], manifest: Mapping[str, Any], *, complete: bool
     ) -> None:
         """Write run.json."""
-        cases = [
-            {
-                "case": item.case,
-                "status": item.status,
-                "used": item.used,
-                "share": item.share,
-                "reason": item.reason,
-                "seconds": round(item.seconds, 3),
-                "slices": item.slices,
-                "input_sha256": item.input_sha256,
-                "signals": {name: round(value, 6) for name, value in item.signals.items()},
-                "notes": list(item.notes),
-            }
-            for item in results
-        ]
         content = {
             **manifest,
             "settings": dict(settings),
             "complete": complete,
             "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "cases": cases,
+            "cases": manifest.get("cases", []),
         }
         write_json(self.out / RUN_FILE, content)
 
@@ -290,6 +300,16 @@ class RunFolder:
         """Write masks/labels.json: value, name and colour of every class."""
         content = {"labels": [item.model_dump(mode="json") for item in pipeline.classes]}
         write_json(self.out / "masks" / "labels.json", content)
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of any version with the defaults of what that version did not have yet."""
+    completed = dict(settings)
+    for key, model in (("site", SiteConfig), ("pipeline", PipelineConfig)):
+        with suppress(KeyError, ValidationError):
+            kept = model.model_validate(completed[key])
+            completed[key] = kept.model_dump(mode="json", exclude={"reports"})
+    return completed
 
 
 def _short(value: Any) -> str:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tesla_med.io.files import atomic_path
 
 CURSOR = "cursor.pt"
@@ -78,10 +76,14 @@ class StateStore:
         return self.folder / f"state-{number}.pt"
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
+        import torch
+
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
             torch.save(content, stream)  # a stream, not a name, which would be written into the file
 
     def _read(self, path: Path) -> dict[str, Any] | None:
+        import torch
+
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):

@@ -22,6 +22,8 @@ from tesla_med.errors import DataError
 from tesla_med.types import BoolArray, ClassScore, IntArray
 
 MICROLITRES_PER_ML = 1000.0
+COMPARED = ("dice", "dice_source", "hd95_mm", "assd_mm")
+"""Figures of a class that comparisons of methods take from a run."""
 Empty = Literal["skip", "one"]
 """What counts where both masks are empty: nothing, or a Dice of 1."""
 

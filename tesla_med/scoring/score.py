@@ -16,8 +16,8 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference
-from tesla_med.scoring import calibration, metrics
-from tesla_med.types import Case, ClassScore, IntArray, Prediction, Volume
+from tesla_med.scoring import areas, metrics
+from tesla_med.types import Case, CaseResult, ClassScore, IntArray, Prediction, Volume
 
 log = logging.getLogger(__name__)
 
@@ -74,21 +74,21 @@ def _score(
     counts = None
     if reference is not None:
         axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
-        region = calibration.calibration_region(
+        region = areas.calibration_region(
             reference,
             source.mask,
             adapted.mask,
             dilation=pipeline.report.region_dilation,
             slice_axis=axis,
         )
-        counts = calibration.count_case(
+        counts = areas.count_case(
             source.probs,
             adapted.probs,
             class_indices(reference, pipeline),
             region,
             pipeline.values,
             pipeline.report.bins,
-            calibration.boundary_band(reference, slice_axis=axis),
+            areas.boundary_band(reference, slice_axis=axis),
         )
     return Scored(scores, reference, counts, problem)
 
@@ -126,3 +126,48 @@ def normalised_entropy(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
         total -= channel * np.log(np.maximum(channel, 1e-12))
     scaled: npt.NDArray[np.float32] = np.clip(total / np.float32(np.log(len(probs))), 0.0, 1.0)
     return scaled
+
+
+def mean_entropies(source: Prediction, adapted: Prediction) -> tuple[float | None, float | None]:
+    """Return the mean normalised entropy over the union of both foregrounds, of each model."""
+    region = (source.mask > 0) | (adapted.mask > 0)
+    if not region.any():
+        return None, None
+    return (
+        float(normalised_entropy(source.probs[:, region]).mean()),
+        float(normalised_entropy(adapted.probs[:, region]).mean()),
+    )
+
+
+def of_source(record: CaseResult, reason: str) -> CaseResult:
+    """Return the record of a case whose mask is the source model's now; its distances were never measured."""
+    found = any(score.voxels_source for score in record.scores)
+    status = ("ok" if found else "empty") if record.status in ("ok", "empty") else record.status
+    counts = record.calibration
+    return record.model_copy(
+        update={
+            "used": "source",
+            "share": 0.0,
+            "status": status,
+            "reason": reason,
+            "entropy": record.entropy_source,
+            "scores": tuple(map(_source_score, record.scores)),
+            "calibration": None if counts is None else {**counts, "adapted": counts["source"]},
+        }
+    )
+
+
+def _source_score(score: ClassScore) -> ClassScore:
+    """Return the figures of the source mask; its surface distances were never measured."""
+    return score.model_copy(
+        update={
+            "dice": score.dice_source,
+            "hd95_mm": None,
+            "assd_mm": None,
+            "volume_ml": score.volume_ml_source,
+            "voxels": score.voxels_source,
+            "predicted_dice": None,
+            "predicted_low": None,
+            "predicted_high": None,
+        }
+    )

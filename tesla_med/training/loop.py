@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,16 @@ from tesla_med.config.models import PipelineConfig
 from tesla_med.errors import CheckpointError, TeslaMedError
 from tesla_med.io.files import atomic_path
 from tesla_med.models.base import Network, build_model, to_model_range
-from tesla_med.scoring.metrics import dice
-from tesla_med.training.slices import LabelledCase, Sampler, augment, batches
+from tesla_med.tasks.labelled import LabelledSource, Part
 
 
 class TrainingRun:
     """The training state: network, optimiser, schedule, generator, best result so far."""
 
-    def __init__(self, pipeline: PipelineConfig, place: torch.device, seed: int) -> None:
-        self.pipeline, self.place = pipeline, place
+    def __init__(
+        self, pipeline: PipelineConfig, data: LabelledSource, place: torch.device, seed: int
+    ) -> None:
+        self.pipeline, self.data, self.place = pipeline, data, place
         self.generator = torch.Generator().manual_seed(seed)
         self.model: Network = build_model(pipeline).to(place)
         train = pipeline.train
@@ -33,21 +33,21 @@ class TrainingRun:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: _rate(step, train.steps)
         )
-        self.loss = _loss()
+        self.loss = data.loss()
         self.step, self.best, self.best_step = 0, -1.0, 0
 
-    def advance(self, sampler: Sampler) -> float:
+    def advance(self, part: Part) -> float:
         """Take one step and return its loss."""
         config = self.pipeline.train
         self.model.train()
-        images, labels = sampler.draw(config.batch_size, self.generator)
+        images, labels = part.draw(config.batch_size, self.generator)
         images, labels = images.to(self.place), labels.to(self.place)
         if config.augment:
-            images, labels = augment(images, labels, self.generator)
+            images, labels = self.data.vary(images, labels, self.generator)
         images = to_model_range(images, self.pipeline.preprocessing.model_range)
         with self._autocast():
             logits = self.model(images)
-        loss: Tensor = self.loss(logits.float(), labels[:, None])
+        loss: Tensor = self.loss(logits.float(), labels)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise TeslaMedError(
@@ -66,23 +66,18 @@ class TrainingRun:
         return torch.autocast(self.place.type, torch.bfloat16, enabled=reduced)
 
     @torch.no_grad()
-    def validate(self, cases: Sequence[LabelledCase]) -> float:
-        """Return the mean over cases of the mean foreground Dice; 0 if none can be scored."""
+    def validate(self, part: Part) -> float:
+        """Return the headline metric on the items of a part, in [0, 1]."""
         self.model.eval()
-        scores = [score for case in cases if (score := self._case_dice(case)) is not None]
-        return sum(scores) / len(scores) if scores else 0.0
+        return part.score(self._predict)
 
-    def _case_dice(self, case: LabelledCase) -> float | None:
-        low_high = self.pipeline.preprocessing.model_range
+    def _predict(self, images: Tensor) -> Tensor:
         parts = []
-        for images in batches(case.images, self.pipeline.predict_batch):
+        for batch in torch.split(images, self.pipeline.predict_batch):
+            inputs = to_model_range(batch.to(self.place), self.pipeline.preprocessing.model_range)
             with self._autocast():
-                logits = self.model(to_model_range(images.to(self.place), low_high))
-            parts.append(logits.argmax(dim=1).cpu())
-        mask, labels = torch.cat(parts).numpy(), case.labels.numpy()
-        classes = range(1, len(self.pipeline.classes))
-        known = [value for k in classes if (value := dice(labels == k, mask == k)) is not None]
-        return sum(known) / len(known) if known else None
+                parts.append(self.model(inputs))
+        return torch.cat(parts)
 
     def save(self, path: Path, settings: str) -> None:
         """Write everything that a resumed training needs; loads with ``weights_only``."""
@@ -134,13 +129,6 @@ def _rate(step: int, steps: int) -> float:
     """Return the share of the learning rate at ``step``: short linear warm-up, then a cosine to 0."""
     warm_up = max(1, min(100, steps // 20))
     return min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
-
-
-def _loss() -> Any:
-    from monai.losses import DiceCELoss
-
-    # Dice of the foreground over the whole batch: small classes are not lost, empty slices count little.
-    return DiceCELoss(softmax=True, to_onehot_y=True, include_background=False, batch=True)
 
 
 def _difference(before: str, now: str) -> str:

@@ -17,10 +17,11 @@ from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, output_lock, write_json
 from tesla_med.models.base import build_model, default_device
 from tesla_med.models.checkpoint import load_state, make_card, read_state, save_checkpoint, versions
-from tesla_med.prepare.acquisition import united
+from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
+from tesla_med.tasks.base import task_of
+from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.training.loop import TrainingRun
-from tesla_med.training.measure import make_statistics_card, measure, save_statistics, statistics_path
-from tesla_med.training.slices import LabelledCase, LabelledSet, Sampler, load_labelled, split
+from tesla_med.training.measure import measure
 from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
@@ -40,25 +41,32 @@ class TrainResult:
     """Where a trained source model is and how good it is.
 
     Attributes:
-        weights: the weights of the best validation Dice (.safetensors), card beside them.
+        weights: the weights of the best validation (.safetensors), card beside them.
         statistics: the source feature statistics.
-        validation_dice: best mean Dice, 3-D a case on the model's grid, in [0, 1].
+        metric: name of the headline metric: dice (3-D, per case, on the model's grid) or accuracy.
+        validation: its best value, in [0, 1].
         best_step: the step it was reached at.
         steps: steps trained in all.
         seconds: time of this call.
-        training_cases: names of the cases trained on.
-        validation_cases: names of the cases held out; empty where there was one subject only
-            or no fraction, and then the Dice is that of the training cases.
+        training_cases: names of the cases or tiles trained on.
+        validation_cases: names of those held out; empty where there was one subject only
+            or no fraction, and then the metric is that of the training cases.
     """
 
     weights: Path
     statistics: Path
-    validation_dice: float
+    metric: str
+    validation: float
     best_step: int
     steps: int
     seconds: float
     training_cases: tuple[str, ...]
     validation_cases: tuple[str, ...]
+
+    @property
+    def validation_dice(self) -> float:
+        """The headline metric of a segmentation model."""
+        return self.validation
 
 
 def train_source(
@@ -74,11 +82,12 @@ def train_source(
     progress: Progress | None = None,
     extra: dict[str, Any] | None = None,
 ) -> TrainResult:
-    """Train the pipeline's network on every labelled case of ``sites``.
+    """Train the pipeline's network on every labelled case or tile of ``sites``.
 
     Cases are split by subject, slices drawn with the pipeline's share of foreground, the loss is
-    Dice + cross-entropy, the optimiser AdamW with a short warm-up and a cosine schedule. ``OUT`` receives
-    ``source.safetensors`` (best validation Dice) with its card, the source statistics,
+    Dice + cross-entropy; tiles are split and drawn one by one, the loss is cross-entropy. The optimiser is
+    AdamW with a short warm-up and a cosine schedule. ``OUT`` receives
+    ``source.safetensors`` (best validation) with its card, the source statistics,
     ``last.pt``, ``train.json`` and ``tensorboard/``.
 
     Args:
@@ -105,7 +114,8 @@ def train_source(
     _check_folder(out, resume, overwrite)
     with _own_randomness(place, seed):
         build_model(pipeline)  # wrong parameters are found before anything is read or replaced
-    data = load_labelled(pipeline, sites, volumes, progress)
+    task = task_of(pipeline)(sites[0], pipeline)
+    data = task.labelled(sites, Path(volumes), progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
@@ -115,7 +125,7 @@ def train_source(
 def _train(
     pipeline: PipelineConfig,
     sites: Sequence[SiteConfig],
-    data: LabelledSet,
+    data: LabelledSource,
     out: Path,
     seed: int,
     place: torch.device,
@@ -124,32 +134,31 @@ def _train(
     extra: dict[str, Any],
     start: float,
 ) -> TrainResult:
-    cut = torch.Generator().manual_seed(seed)
-    training, held = split(data.cases, pipeline.train.validation_fraction, cut)
-    settings = _settings(pipeline, data.cases, seed)
+    training, held = data.split(pipeline.train.validation_fraction, torch.Generator().manual_seed(seed))
+    settings = _settings(pipeline, data, seed)
     with _own_randomness(place, seed):
-        run = TrainingRun(pipeline, place, seed)
+        run = TrainingRun(pipeline, data, place, seed)
         if resume and (out / STATE).is_file():
             run.load(out / STATE, settings)
         names = tuple(site.id for site in sites)
-        card = make_card(pipeline, names, {"seed": seed, **extra}, united(data.acquisitions))
-        _fit(run, training, held or training, out, settings, card, progress)
+        card = make_card(pipeline, names, {"seed": seed, **extra}, data.acquisition)
+        _fit(run, training, held if held.names else training, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
-    slices = sum(len(case.images) for case in training)
-    origin = [case.site for case in training]
-    about = make_statistics_card(out / WEIGHTS, pipeline, origin, len(training), slices, statistics, seed)
+    count = len(training.names), training.images
+    about = make_statistics_card(out / WEIGHTS, pipeline, training.sites, *count, statistics, seed)
     save_statistics(target, statistics, about)
     result = TrainResult(
         weights=out / WEIGHTS,
         statistics=target,
-        validation_dice=run.best,
+        metric=data.metric,
+        validation=run.best,
         best_step=run.best_step,
         steps=run.step,
         seconds=time.perf_counter() - start,
-        training_cases=tuple(f"{case.site}/{case.name}" for case in training),
-        validation_cases=tuple(f"{case.site}/{case.name}" for case in held),
+        training_cases=training.names,
+        validation_cases=held.names,
     )
     write_json(out / "train.json", _record(result, settings, str(place), data.left_out, extra))
     return result
@@ -190,8 +199,8 @@ def _own_randomness(place: torch.device, seed: int) -> Iterator[None]:
 
 def _fit(
     run: TrainingRun,
-    training: Sequence[LabelledCase],
-    validation: Sequence[LabelledCase],
+    training: Part,
+    validation: Part,
     out: Path,
     settings: str,
     card: Any,
@@ -200,17 +209,16 @@ def _fit(
     from torch.utils.tensorboard import SummaryWriter
 
     config = run.pipeline.train
-    sampler = Sampler(training, config.foreground_fraction)
     writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1 if run.step else None)
     try:
         while run.step < config.steps:
             rate = run.schedule.get_last_lr()[0]
-            loss = run.advance(sampler)
+            loss = run.advance(training)
             writer.add_scalar("train/loss", loss, run.step)
             writer.add_scalar("train/learning_rate", rate, run.step)
             if run.step % config.validate_every == 0 or run.step == config.steps:
                 score = run.validate(validation)
-                writer.add_scalar("validation/dice", score, run.step)
+                writer.add_scalar(f"validation/{run.data.metric}", score, run.step)
                 if score > run.best or not (out / WEIGHTS).is_file():
                     run.best, run.best_step = score, run.step
                     save_checkpoint(out / WEIGHTS, run.model, card)
@@ -222,26 +230,26 @@ def _fit(
             writer.close()
 
 
-def _settings(pipeline: PipelineConfig, cases: Sequence[LabelledCase], seed: int) -> str:
+def _settings(pipeline: PipelineConfig, data: LabelledSource, seed: int) -> str:
     """Return what must agree for a resumed training to be the same one, as JSON."""
     kept = ("name", "classes", "channels", "preprocessing", "model", "train", "precision")
     return json.dumps(
         {
             "seed": seed,
             "pipeline": pipeline.model_dump(mode="json", include=set(kept)),
-            "cases": [f"{case.site}/{case.name}: {tuple(case.images.shape)}" for case in cases],
+            "cases": list(data.shapes),
         },
         sort_keys=True,
     )
 
 
 def _record(
-    result: TrainResult, settings: str, device: str, left_out: list[str], extra: dict[str, Any]
+    result: TrainResult, settings: str, device: str, left_out: Sequence[str], extra: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "weights": result.weights.name,
         "statistics": result.statistics.name,
-        "validation_dice": result.validation_dice,
+        f"validation_{result.metric}": result.validation,
         "validated_on": "held-out cases" if result.validation_cases else "training cases",
         "best_step": result.best_step,
         "steps": result.steps,
@@ -249,7 +257,7 @@ def _record(
         "device": device,
         "training_cases": list(result.training_cases),
         "validation_cases": list(result.validation_cases),
-        "left_out": left_out,
+        "left_out": list(left_out),
         "settings": json.loads(settings),
         "extra": extra,
         "versions": versions(),

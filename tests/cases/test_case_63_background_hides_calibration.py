@@ -5,7 +5,8 @@ import pytest
 
 from tesla_med.config.models import LabelClass
 from tesla_med.reports._content import calibration_rows, tiles
-from tesla_med.scoring.calibration import calibration_region, count_case, merge, summarise
+from tesla_med.scoring.areas import calibration_region, count_case
+from tesla_med.scoring.summary import merge, summarise
 
 CASE = 63
 SHAPE = (100, 100, 10)

@@ -155,7 +155,7 @@ def test_region_is_a_disc_about_every_foreground_within_slices(dilation):
 
 
 def test_region_is_that_of_calibration():
-    from tesla_med.scoring.calibration import calibration_region
+    from tesla_med.scoring.areas import calibration_region
 
     masks = [drawn(seed).argmax(dim=1) * (torch.rand(2, 12, 10) > 0.97) for seed in range(2)]
     expected = calibration_region(*(mask.numpy() for mask in masks), dilation=3, slice_axis=0)

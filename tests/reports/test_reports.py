@@ -14,7 +14,7 @@ from tesla_med.io.nifti import slice_axis
 from tesla_med.reports import _content, overlays
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
-from tesla_med.scoring.calibration import boundary_band, calibration_region, count_case
+from tesla_med.scoring.areas import boundary_band, calibration_region, count_case
 from tesla_med.types import CaseResult, CaseView, ClassScore
 
 MODELS = ("source", "adapted")

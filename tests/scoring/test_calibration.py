@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 
 from tesla_med.errors import DataError
-from tesla_med.scoring.calibration import (
-    BOUNDARY_WIDTH,
-    CalibrationCounts,
-    bootstrap_intervals,
-    boundary_band,
-    calibration_region,
-    count_binary,
-    count_case,
-    count_region,
-    merge,
-    summarise,
-)
+from tesla_med.scoring.areas import BOUNDARY_WIDTH, boundary_band, calibration_region, count_case, count_region
+from tesla_med.scoring.calibration import CalibrationCounts, count_binary
+from tesla_med.scoring.summary import bootstrap_intervals, merge, summarise
 
 
 def softmax(logits):
@@ -483,9 +474,9 @@ def test_counting_in_slabs_changes_nothing(monkeypatch):
     reference = generator.integers(0, 3, (9, 8, 7))
     region = generator.random((9, 8, 7)) < 0.3
     arguments = (probs, probs[[1, 0, 2]], reference, region, (0, 1, 2), 10)
-    whole = calibration.count_case(*arguments, boundary=region)
+    whole = areas.count_case(*arguments, boundary=region)
     monkeypatch.setattr(calibration, "SLAB_VOXELS", 100)
-    parts = calibration.count_case(*arguments, boundary=region)
+    parts = areas.count_case(*arguments, boundary=region)
     for model in ("source", "adapted"):
         for area in ("region", "boundary", "all"):
             for key, figures in whole[model][area].items():

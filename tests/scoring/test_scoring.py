@@ -8,7 +8,7 @@ import pytest
 from tesla_med.config.models import Files, LabelClass, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.volumes import read_volume, save_image
-from tesla_med.scoring.calibration import boundary_band
+from tesla_med.scoring.areas import boundary_band
 from tesla_med.scoring.score import class_indices, incomplete, label_values, normalised_entropy, score
 from tesla_med.types import Case, Prediction
 
@@ -149,7 +149,7 @@ def test_an_unexpected_error_leaves_the_case_unscored(scored, monkeypatch):
     def broken(*_, **__):
         raise MemoryError("12 GiB")
 
-    monkeypatch.setattr("tesla_med.scoring.calibration.count_case", broken)
+    monkeypatch.setattr("tesla_med.scoring.areas.count_case", broken)
     result = run(MaskLayer(pattern="*_mask.nii.gz"))
     assert "a.nii.gz" in result.problem
     assert "MemoryError: 12 GiB" in result.problem

@@ -14,7 +14,9 @@ from tesla_med.errors import CheckpointError, DataError
 from tesla_med.io.files import sha256
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
-from tesla_med.training.measure import compute_statistics, load_statistics, source_statistics, statistics_path
+from tesla_med.models.moments import source_statistics
+from tesla_med.models.statistics import load_statistics, statistics_path
+from tesla_med.training.measure import compute_statistics
 
 PIPELINE = load_pipeline("prostate", ["model.params.width=4", "preprocessing.size=[32,32]"])
 SITE = SiteConfig(

@@ -13,8 +13,8 @@ from tesla_med.demo.volumes import make_site, preset
 from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
 from tesla_med.io.files import output_lock
 from tesla_med.models.loading import load_model
+from tesla_med.models.statistics import load_statistics
 from tesla_med.training import slices as training_data
-from tesla_med.training.measure import load_statistics
 from tesla_med.training.slices import LabelledCase, Sampler, augment, load_labelled, split
 from tesla_med.training.train import train_source
 

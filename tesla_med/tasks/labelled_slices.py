@@ -1,22 +1,23 @@
-"""Labelled slices for training: load, keep, split by subject, draw, vary. Batched and seeded."""
+"""Labelled slices for training: load, keep, split by subject, draw. Batched and seeded."""
 
 from __future__ import annotations
 
-import math
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tesla_med.augment.training import vary_slices
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
-from tesla_med.prepare.acquisition import Acquisition, measure
+from tesla_med.prepare.acquisition import Acquisition, measure, united
+from tesla_med.scoring.metrics import dice
+from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.types import Progress
 
 MEMORY_LIMIT_MIB = 4096
@@ -49,18 +50,49 @@ class LabelledCase:
 
 
 @dataclass
-class LabelledSet:
+class LabelledSlices(LabelledSource):
     """Every labelled case of the training sites; owns the spill files, if any."""
 
     cases: list[LabelledCase]
     left_out: list[str]
+    foreground_fraction: float
+    classes: int
     acquisitions: list[Acquisition] = field(default_factory=list)
     _spill: list[Any] = field(default_factory=list)
 
     @property
-    def slices(self) -> int:
-        """Number of slices."""
-        return sum(len(case.images) for case in self.cases)
+    def acquisition(self) -> Acquisition | None:
+        """Ranges over all cases."""
+        return united(self.acquisitions)
+
+    @property
+    def shapes(self) -> list[str]:
+        """Name and shape of the slices of every case."""
+        return [f"{case.site}/{case.name}: {tuple(case.images.shape)}" for case in self.cases]
+
+    def split(self, fraction: float, generator: torch.Generator) -> tuple[Slices, Slices]:
+        """Return training and validation cases, split by subject; see :func:`split`."""
+        training, held = split(self.cases, fraction, generator)
+        first, second = (Slices(part, self.foreground_fraction, self.classes) for part in (training, held))
+        return first, second
+
+    def every(self) -> Slices:
+        """Return all cases as one part."""
+        return Slices(self.cases, self.foreground_fraction, self.classes)
+
+    def vary(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return slices varied by :func:`tesla_med.augment.training.vary_slices`."""
+        return vary_slices(images, labels, generator)
+
+    def loss(self) -> Callable[[Tensor, Tensor], Any]:
+        """Return Dice + cross-entropy: the Dice of the foreground over the whole batch.
+
+        So small classes are not lost, and empty slices count little.
+        """
+        from monai.losses import DiceCELoss
+
+        loss = DiceCELoss(softmax=True, to_onehot_y=True, include_background=False, batch=True)
+        return lambda logits, labels: loss(logits, labels[:, None])
 
 
 def load_labelled(
@@ -69,7 +101,7 @@ def load_labelled(
     volumes: Path,
     progress: Progress | None = None,
     memory_limit_mib: float = MEMORY_LIMIT_MIB,
-) -> LabelledSet:
+) -> LabelledSlices:
     """Read and preprocess every case that has all its reference files.
 
     Up to ``memory_limit_mib`` of slices stay in memory as float32; later cases are kept in a
@@ -80,22 +112,24 @@ def load_labelled(
     """
     from tesla_med.io.cases import find_cases
     from tesla_med.io.references import read_reference, read_region_mask
-    from tesla_med.io.volumes import read_volume
+    from tesla_med.io.volumes import read_case
     from tesla_med.prepare.transforms import Preprocessor
     from tesla_med.scoring.score import class_indices
 
     found = [
         (site, case)
         for site in sites
-        for case in find_cases(volumes, site, [other for other in sites if other.id != site.id]).cases
+        for case in find_cases(
+            volumes, site, [other for other in sites if other.id != site.id], pipeline.channels
+        ).cases
     ]
-    result = LabelledSet([], [])
+    result = LabelledSlices([], [], pipeline.train.foreground_fraction, len(pipeline.classes))
     kept = 0.0
     for index, (site, case) in enumerate(found):
         if not case.labelled:
             result.left_out.append(f"{site.id}/{case.name}: no reference")
             continue
-        volume = read_volume(case.image, spacing=site.spacing, index=site.files.series_image)
+        volume = read_case(case, site)
         reference = read_reference(case, site.files, volume, pipeline.values)
         region = read_region_mask(case, volume) if site.region.kind == "mask" else None
         preprocess = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
@@ -128,7 +162,7 @@ def _mebibytes(case: LabelledCase) -> float:
     return sum(item.numel() * item.element_size() for item in (case.images, case.labels)) / 2**20
 
 
-def _spilled(case: LabelledCase, owner: LabelledSet) -> LabelledCase:
+def _spilled(case: LabelledCase, owner: LabelledSlices) -> LabelledCase:
     if not owner._spill:
         owner._spill.append(tempfile.TemporaryDirectory(prefix="tesla-med-slices-"))
     path = str(Path(owner._spill[0].name) / f"{len(owner.cases)}.raw")
@@ -156,10 +190,14 @@ def split(
     ]
 
 
-class Sampler:
-    """Draws batches of slices; ``foreground_fraction`` of them hold foreground on average."""
+class Slices(Part):
+    """Cases of one part; of the slices drawn, ``foreground_fraction`` hold foreground on average."""
 
-    def __init__(self, cases: Sequence[LabelledCase], foreground_fraction: float) -> None:
+    def __init__(self, cases: Sequence[LabelledCase], foreground_fraction: float, classes: int = 2) -> None:
+        self.names = tuple(f"{case.site}/{case.name}" for case in cases)
+        self.sites = tuple(case.site for case in cases)
+        self.images = sum(len(case.images) for case in cases)
+        self._classes = classes
         self._cases = list(cases)
         self._fraction = foreground_fraction
         self._with = [(c, s) for c, case in enumerate(cases) for s in case.foreground]
@@ -181,63 +219,19 @@ class Sampler:
         labels = torch.stack([self._cases[c].labels[s] for c, s in picked])
         return images, labels.long()
 
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the slices of each case in order."""
+        for case in self._cases:
+            yield from zip(torch.split(case.images, size), torch.split(case.labels, size), strict=True)
 
-def augment(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Vary a batch as scanners and patients do, with MONAI's random transforms, each slice its own way.
+    def score(self, predict: Callable[[Tensor], Tensor]) -> float:
+        """Return the mean over cases of the mean foreground Dice; 0 if none can be scored."""
+        scores = [score for case in self._cases if (score := self._case_dice(case, predict)) is not None]
+        return sum(scores) / len(scores) if scores else 0.0
 
-    Left-right flip (p 0.5), rotation within 10 degrees, zoom 0.9 to 1.1, shift within 5 % of the
-    field; gamma 0.8 to 1.25, contrast within 15 %, brightness within 0.08, Gaussian blur up to 0.8 pixels
-    (p 0.3), noise up to 0.03.
-
-    Args:
-        images: (N, C, H, W) float32 in [0, 1]; the first spatial axis runs left-right.
-        labels: (N, H, W) int64.
-        generator: on the CPU; one number of it seeds the transforms for the batch.
-
-    Returns:
-        Images in [0, 1] and labels of the same shapes.
-    """
-    transform = _augmentation(int(images.shape[2]), int(images.shape[3]))
-    transform.set_random_state(seed=int(torch.randint(2**31, (1,), generator=generator)))
-    varied = [
-        transform({"image": image, "label": label[None].float()})
-        for image, label in zip(images, labels, strict=True)
-    ]
-    moved = torch.stack([item["image"] for item in varied])
-    targets = torch.stack([item["label"][0] for item in varied])
-    return moved.clamp(0, 1), targets.round().long()
-
-
-@lru_cache(maxsize=4)
-def _augmentation(height: int, width: int) -> Any:
-    """Return the random transforms for slices of this size; shifts are given in pixels there."""
-    from monai import transforms as mt
-
-    both = ("image", "label")
-    return mt.Compose(
-        [
-            mt.RandFlipd(both, prob=0.5, spatial_axis=0),
-            mt.RandAffined(
-                both,
-                prob=1.0,
-                rotate_range=math.pi / 18,
-                scale_range=(0.1, 0.1),
-                translate_range=(0.05 * height, 0.05 * width),
-                mode=("bilinear", "nearest"),
-                padding_mode="border",
-                cache_grid=True,
-                spatial_size=(height, width),
-            ),
-            mt.RandAdjustContrastd("image", prob=1.0, gamma=(0.8, 1.25)),
-            mt.RandScaleIntensityFixedMeand("image", prob=1.0, factors=0.15),
-            mt.RandShiftIntensityd("image", prob=1.0, offsets=0.08),
-            mt.RandGaussianSmoothd("image", prob=0.3, sigma_x=(0.3, 0.8), sigma_y=(0.3, 0.8)),
-            mt.RandGaussianNoised("image", prob=1.0, std=0.03, sample_std=True),
-            mt.ToTensord(both, track_meta=False),
+    def _case_dice(self, case: LabelledCase, predict: Callable[[Tensor], Tensor]) -> float | None:
+        mask, labels = predict(case.images).argmax(dim=1).cpu().numpy(), case.labels.numpy()
+        known = [
+            value for k in range(1, self._classes) if (value := dice(labels == k, mask == k)) is not None
         ]
-    )
-
-
-def batches(images: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield (at most ``size``, C, H, W) parts in order."""
-    yield from torch.split(images, size)
+        return sum(known) / len(known) if known else None

@@ -14,6 +14,10 @@ import numpy.typing as npt
 
 from tesla_med.errors import DataError
 from tesla_med.io.patterns import fold
+from tesla_med.scoring.calibration import count_items
+from tesla_med.scoring.classes import confusion_figures
+from tesla_med.scoring.summary import merge, summarise
+from tesla_med.scoring.text import decimals, percent, some
 from tesla_med.types import Record
 
 TABLE = "predictions.csv"
@@ -27,7 +31,7 @@ class TileScores(Record):
     """Figures of one model on labelled tiles.
 
     Attributes:
-        accuracy: share of tiles that are right.
+        accuracy: share of tiles whose predicted class is the label.
         error: 1 - accuracy.
         accuracy_by_class: the same of each class's tiles; None where it has none.
         mean_class_accuracy: mean of those that exist.
@@ -71,6 +75,50 @@ class TileEvaluation(Record):
     adapted: TileScores
     source: TileScores | None = None
     files: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tile has a prediction."""
+        return not self.unread
+
+    def remarks(self) -> list[str]:
+        """Return what could not be scored, in words."""
+        lists = (
+            (self.unread, "without a prediction"),
+            (self.only_predictions, "without a label"),
+            (self.only_references, "labelled but not in the table"),
+        )
+        return [f"{len(names)} {text}: {some(names)}" for names, text in lists if names]
+
+    def errors(self) -> list[str]:
+        """Return nothing: tiles that were not read are among the remarks."""
+        return []
+
+    def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Return title, column names and rows of what is shown."""
+        rows = [
+            [row["class"], str(row["tiles"]), percent(row["accuracy_source"]), percent(row["accuracy"])]
+            for row in class_rows(self)
+        ]
+        shares = [percent(None if model is None else model.accuracy) for model in (self.source, self.adapted)]
+        rows.append(["all", str(self.scored), *shares])
+        counts = [
+            [name, *map(str, row)] for name, row in zip(self.classes, self.adapted.confusion, strict=True)
+        ]
+        figures = [
+            ["ECE", decimals(self.adapted.ece, 3)],
+            ["Brier score", decimals(self.adapted.brier, 3)],
+            ["NLL, nats", decimals(self.adapted.nll, 3)],
+        ]
+        return [
+            ("", ["class", "tiles", "source accuracy %", "adapted accuracy %"], rows),
+            ("Adapted: predicted class by label", ["label", *self.classes], counts),
+            ("", ["calibration, adapted", ""], figures),
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return everything, as plain values."""
+        return {**self.model_dump(mode="json"), "coverage": self.coverage}
 
     @property
     def coverage(self) -> str:
@@ -319,46 +367,23 @@ def _scores(
     classes: int,
     bins: int,
 ) -> TileScores:
-    from sklearn.metrics import confusion_matrix
-
-    confusion = confusion_matrix(index, winners, labels=range(classes))
-    rows = confusion.sum(axis=1)
-    by_class = [int(confusion[k, k]) / int(rows[k]) if rows[k] else None for k in range(classes)]
-    known = [value for value in by_class if value is not None]
-    accuracy = float(np.trace(confusion) / rows.sum())
-    return TileScores(
-        accuracy=accuracy,
-        error=1.0 - accuracy,
-        accuracy_by_class=tuple(by_class),
-        mean_class_accuracy=sum(known) / len(known),
-        confusion=tuple(tuple(int(count) for count in row) for row in confusion),
-        **({} if probs is None else _calibration(index, probs, bins)),
-    )
+    figures = confusion_figures(index, winners, classes)
+    return TileScores(**figures, **({} if probs is None else _calibration(index, probs, bins)))
 
 
 def _calibration(
     index: npt.NDArray[np.int64], probs: npt.NDArray[np.float64], bins: int
 ) -> dict[str, float | None]:
-    """Return ece, brier and nll as the run itself computes them; a tile counts as a voxel."""
-    from tesla_med.scoring import calibration
-
-    shape = (probs.shape[1], len(index), 1, 1)
-    volume = np.ascontiguousarray(probs.T, np.float32).reshape(shape)
-    counts = calibration.count_case(
-        volume,
-        volume,
-        index.astype(np.int32).reshape(shape[1:]),
-        np.ones(shape[1:], bool),
-        tuple(range(probs.shape[1])),
-        bins,
-    )
-    every = calibration.summarise(calibration.merge([counts]), [])["region"]["adapted"]["all"]
+    """Return ece, brier and nll as the run itself computes them."""
+    values = tuple(range(probs.shape[1]))
+    array = np.ascontiguousarray(probs.T, np.float32)
+    counts = count_items(array, array, index, values, bins)
+    every = summarise(merge([counts]))["region"]["adapted"]["all"]
     return {name: every[name] for name in ("ece", "brier", "nll")}
 
 
 def _write(result: TileEvaluation, out: Path) -> TileEvaluation:
-    from tesla_med.io.files import write_json, write_text
-    from tesla_med.reports.table import to_csv
+    from tesla_med.io.files import to_csv, write_json, write_text
 
     table, summary = out / "metrics.csv", out / "summary.json"
     result = result.model_copy(update={"files": (str(table), str(summary))})
@@ -369,7 +394,7 @@ def _write(result: TileEvaluation, out: Path) -> TileEvaluation:
 
 
 def class_rows(result: TileEvaluation) -> list[dict[str, Any]]:
-    """Return one row a class, by ``TILE_COLUMNS``: its tiles, how many are right, shares of both models."""
+    """Return one row per class, by ``TILE_COLUMNS``: tiles, correct ones, the accuracy of both models."""
     rows = []
     for place, name in enumerate(result.classes):
         counts = result.adapted.confusion[place]

@@ -1,0 +1,100 @@
+"""Commands that look around: sites list, show and check, list."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tesla_med.cli.console import Screen
+from tesla_med.cli.options import Json, Set, Volumes
+from tesla_med.cli.results import labels_text, not_used, shape_text, spacing_text
+from tesla_med.errors import ConfigError
+
+app = typer.Typer()
+sites_app = typer.Typer(no_args_is_help=True, help="List, show and check site configurations.")
+
+
+@sites_app.command("list", epilog="Example: tesla-med sites list --json")
+def sites_list(as_json: Json = False) -> None:
+    """List every site configuration."""
+    from tesla_med.config.files import load_site, site_files, site_folders
+
+    screen = Screen(as_json=as_json)
+    sites = [load_site(f"{folder}/{name}") for folder in site_folders() for name in site_files(folder)]
+    rows = [[f"{item.pipeline}/{item.id}", item.institution, item.description] for item in sites]
+    screen.table(["site", "institution", "description"], rows)
+    screen.result({"sites": [item.model_dump(mode="json") for item in sites]})
+
+
+@sites_app.command("show", epilog="Example: tesla-med sites show prostate/F")
+def sites_show(site: Annotated[str, typer.Argument(help="Site.")], as_json: Json = False) -> None:
+    """Show one site configuration with every default filled in."""
+    from tesla_med.config.files import load_site
+
+    screen = Screen(as_json=as_json)
+    content = load_site(site).model_dump(mode="json")
+    if screen.talks:
+        import yaml
+
+        screen.say(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).rstrip())
+    screen.result(content)
+
+
+@sites_app.command("check", epilog="Example: tesla-med sites check F --volumes ./nii")
+def sites_check(
+    site: Annotated[str, typer.Argument(help="Site.")],
+    volumes: Volumes,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Read every image and reference of a site and say what fits and what does not."""
+    from tesla_med.actions.check import check_site
+    from tesla_med.config.resolve import resolve
+
+    screen = Screen(as_json=as_json)
+    config, pipeline = resolve(site, None, tuple(overrides or ()))
+    with screen.progress() as progress:
+        result = check_site(config, pipeline, volumes, progress)
+    single = result.item != "case"
+    shown = [case for case in result.cases if case.problems or case.notes or not single]
+    rows = [
+        [
+            case.case,
+            shape_text(case.shape),
+            spacing_text(case.spacing),
+            labels_text(case.labels),
+            "; ".join((*case.problems, *case.notes)) or "ok",
+        ]
+        for case in shown
+    ]
+    grid = "pixels" if single else "voxels"
+    screen.table([result.item, grid, "mm", "labels", "remarks"], rows, title=str(result.folder))
+    for path, reason in result.skipped:
+        screen.say(f"not used: {path.name}: {reason}")
+    count = f"{len(result.cases)} {result.item}s, {result.problems} with a problem"
+    screen.say(f"{count}, {not_used(result.skipped)}")
+    screen.result(
+        {
+            "folder": result.folder,
+            "cases": [vars(case) for case in result.cases],
+            "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+        }
+    )
+    raise typer.Exit(1 if result.problems else 0)
+
+
+@app.command("list", epilog="Example: tesla-med list methods")
+def list_entries(
+    what: Annotated[str, typer.Argument(help="methods, ops, models, reports, pipelines or tables.")],
+    as_json: Json = False,
+) -> None:
+    """List what can be chosen by name, a line each."""
+    from tesla_med.cli.listing import LISTS
+
+    if what not in LISTS:
+        raise ConfigError(f"cannot list {what!r}. Known: {', '.join(LISTS)}.")
+    screen = Screen(as_json=as_json)
+    columns, rows = LISTS[what]()
+    screen.table(columns, rows)
+    screen.result({what: [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -1,0 +1,75 @@
+"""Options that several commands share, and the checks of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tesla_med.errors import ConfigError
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Volumes = Annotated[
+    Path, typer.Option("--volumes", help="Folder of images, sub-folders included, or one image.")
+]
+SiteOption = Annotated[str, typer.Option("--site", help="Site: F, prostate/F, or a YAML file.")]
+Pipeline = Annotated[
+    str | None, typer.Option("--pipeline", help="Pipeline or YAML file. Default: the site's.")
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", help="Source weights, .safetensors or .pth. Default: the site's."),
+]
+Statistics = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics", help="Source feature statistics, for Y-O and Y-M only. Default: beside the weights."
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random generator.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same settings.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value over the pipeline, site.key=value over the site; repeatable."),
+]
+Reset = Annotated[
+    str | None,
+    typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
+]
+RESETS = ("never", "site", "case")
+
+
+def choice(option: str, value: str | None, known: Sequence[str]) -> Any:
+    """Return the value of an option that must be one of ``known``, or None.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} {value!r} is not known. Known: {', '.join(known)}.")
+    return value
+
+
+def split(text: str | None) -> list[str]:
+    """Return the parts of a list that is separated by commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def load_sites(names: str, folder: str, overrides: Sequence[str]) -> list[Any]:
+    """Return the configurations of sites, given by ids separated by commas.
+
+    Raises:
+        ConfigError: there are none, or one is unknown.
+    """
+    from tesla_med.config.files import load_site
+
+    found = [load_site(name, folder, overrides) for name in split(names)]
+    if not found:
+        raise ConfigError("--sites is empty; give one or more site ids, separated by commas")
+    return found

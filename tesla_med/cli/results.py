@@ -1,0 +1,103 @@
+"""What is shown of a run, whatever its task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tesla_med.cli.console import Screen
+from tesla_med.scoring.text import change, metric_title, percent
+
+SHOWN = 20
+"""Items that are named one by one, at most."""
+
+
+def show_run(screen: Screen, result: Any) -> int:
+    """Show the outcome of a run, and return the exit code."""
+    by_case = result.metric == "dice"
+    metric = metric_title(result.metric)
+    scored = result.mean is not None
+    method = getattr(result.results[0], "method", "") or "adapted"
+    shown = (3 if method != "source" else 1) if scored else 0  # source against itself says nothing
+    if by_case:
+        _show_cases(screen, result, method, metric, shown)
+    if scored:
+        before, after = percent(result.mean_source), percent(result.mean)
+        means = [f"source {before} %", f"{method} {after} %"]
+        screen.say(f"{'Mean ' if by_case else ''}{metric}: {', '.join(means[:shown])}")
+    for item in result.failed[:SHOWN]:
+        sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
+    if len(result.failed) > SHOWN:
+        sys.stderr.write(f"and {len(result.failed) - SHOWN} more; all are in {result.out / 'run.json'}\n")
+    for note in result.notes:
+        screen.say(f"Note: {note}")
+    if result.diverged and result.diverged == result.units:
+        sys.stderr.write("adaptation diverged throughout: every result is the source model's\n")
+    if by_case:
+        screen.say(f"Masks: {result.out / 'masks'}")
+    else:
+        table = result.out / "predictions.csv"
+        read = len(result.results) - len(result.failed)
+        screen.say(f"{read} tiles, {len(result.failed)} not read. Predictions: {table}")
+    for path in result.files:
+        if path.name == "report.html":
+            screen.say(f"Report: {path}")
+    screen.result(_content(result, by_case))
+    return 0 if result.complete else 1
+
+
+def _show_cases(screen: Screen, result: Any, method: str, metric: str, shown: int) -> None:
+    columns = ["case", "status", "slices", "used", "seconds"]
+    columns[2:2] = [f"source {metric} %", f"{method} {metric} %", "change"][:shown]
+    rows = []
+    for item in result.results:
+        before, after = item.headline_source, item.headline
+        used = f"{item.used} {100 * item.share:.0f} %" if item.used == "partial" and item.share else item.used
+        row = [item.case, item.status, str(item.slices), used, f"{item.seconds:.1f}"]
+        row[2:2] = [percent(before), percent(after), change(before, after)][:shown]
+        rows.append(row)
+    screen.table(columns, rows)
+
+
+def _content(result: Any, by_case: bool) -> dict[str, Any]:
+    common = {
+        "out": result.out,
+        "files": list(result.files),
+        "notes": list(result.notes),
+        "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+    }
+    if by_case:
+        cases = [item.model_dump(mode="json", exclude={"calibration"}) for item in result.results]
+        return common | {
+            "mean_dice": result.mean_dice,
+            "mean_dice_source": result.mean_dice_source,
+            "cases": cases,
+        }
+    return common | {
+        "tiles": len(result.results) - len(result.failed),
+        "failed": {item.case: item.reason for item in result.failed},
+        "accuracy": result.mean,
+        "accuracy_source": result.mean_source,
+    }
+
+
+def not_used(skipped: Sequence[tuple[Path, str]]) -> str:
+    """Return how many files are not used, in words."""
+    return f"{len(skipped)} files not used" if len(skipped) != 1 else "1 file not used"
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """Return a grid's size."""
+    return "-" if shape is None else "x".join(str(size) for size in shape)
+
+
+def spacing_text(spacing: Sequence[float] | None) -> str:
+    """Return a voxel size."""
+    return "-" if spacing is None else "x".join(f"{step:.4g}" for step in spacing)
+
+
+def labels_text(labels: Sequence[int | str] | None) -> str:
+    """Return label values or class names."""
+    return "none" if labels is None else ",".join(str(value) for value in labels)

@@ -1,0 +1,214 @@
+"""Commands that make results: adapt, predict, rollback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tesla_med.cli.console import Screen
+from tesla_med.cli.options import (
+    RESETS,
+    Device,
+    Json,
+    Overwrite,
+    Pipeline,
+    Quiet,
+    Resume,
+    Seed,
+    Set,
+    SiteOption,
+    Statistics,
+    Verbose,
+    Volumes,
+    Weights,
+    choice,
+)
+from tesla_med.cli.results import SHOWN, not_used, shape_text, show_run
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example: tesla-med adapt --site F --volumes ./nii --weights source.safetensors --out runs/F"
+)
+def adapt(
+    site: SiteOption,
+    volumes: Volumes,
+    pipeline: Pipeline = None,
+    weights: Weights = None,
+    statistics: Statistics = None,
+    method: Annotated[str | None, typer.Option(help="See: tesla-med list methods. Default: tesla.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="N-O: each case as it comes; N-M: several passes over the site; Y-O, Y-M: the same with "
+            "source statistics. Default: the pipeline's, or its counterpart that the method has."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder. Default: runs/<site>/<method>-<protocol>.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    reset: Annotated[
+        str | None,
+        typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
+    ] = None,
+    guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Stay at or near the source model where adapting does not help. Default: the pipeline's.",
+        ),
+    ] = None,
+    save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
+    save_uncertainty: Annotated[
+        bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
+    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cases, region, time and memory; write nothing.")
+    ] = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Adapt a model to one site; write masks on the input grid, figures and reports."""
+    from tesla_med.adapt import run_plan
+    from tesla_med.config.models import PROTOCOLS
+    from tesla_med.plan import RunRequest, make_plan
+
+    screen = Screen(quiet, verbose, as_json)
+    request = RunRequest(
+        site,
+        volumes,
+        weights=weights,
+        statistics=statistics,
+        pipeline=pipeline,
+        method=method,
+        protocol=choice("--protocol", protocol, PROTOCOLS),
+        out=out,
+        seed=seed,
+        device=device,
+        reset=choice("--reset", reset, RESETS),
+        guard=guard,
+        save_probs=save_probs,
+        save_uncertainty=save_uncertainty,
+        overrides=tuple(overrides or ()),
+    )
+    plan = make_plan(request)
+    if dry_run:
+        raise typer.Exit(_dry_run(screen, plan))
+    count = f"{len(plan.items.names)} {plan.task.item}s"
+    screen.say(f"Site {plan.site.id}: {count} in {plan.items.folder}, {not_used(plan.items.skipped)}")
+    with screen.progress() as progress:
+        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
+    raise typer.Exit(show_run(screen, result))
+
+
+@app.command(
+    epilog="Example: tesla-med predict --weights runs/F/tesla-N-M/checkpoints/adapted.safetensors "
+    "--volumes ./nii --site F"
+)
+def predict(
+    weights: Annotated[Path, typer.Option(help="Weights, .safetensors or .pth; adapted ones too.")],
+    volumes: Volumes,
+    site: Annotated[
+        str | None, typer.Option(help="Site, for its patterns, region and references. Default: every image.")
+    ] = None,
+    pipeline: Pipeline = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/<site>/predict.")] = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    overrides: Set = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Write masks from frozen weights, without adaptation."""
+    from tesla_med.actions.predict import predict as predict_cases
+
+    screen = Screen(quiet, verbose, as_json)
+    with screen.progress() as progress:
+        result = predict_cases(
+            volumes,
+            weights,
+            site=site,
+            pipeline=pipeline,
+            out=out,
+            device=device,
+            overwrite=overwrite,
+            overrides=tuple(overrides or ()),
+            progress=progress,
+        )
+    raise typer.Exit(show_run(screen, result))
+
+
+@app.command(epilog="Example: tesla-med rollback runs/F/tesla-N-O --to-case 4")
+def rollback(
+    run: Annotated[Path, typer.Argument(help="Output folder of adapt.")],
+    to_case: Annotated[
+        str, typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or: source.")
+    ],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Undo adaptation: give later cases the source model's masks, go back to earlier weights."""
+    from tesla_med.actions.rollback import rollback as roll_back
+
+    screen = Screen(quiet, as_json=as_json)
+    result = roll_back(run, to_case)
+    screen.say(f"{len(result.undone)} results are the source model's now, {len(result.kept)} are as before")
+    for name in result.undone[:SHOWN]:
+        screen.say(f"rolled back: {name}")
+    screen.say("Weights: " + (str(result.weights) if result.weights else "the source's, or one pair a case"))
+    screen.result(vars(result))
+
+
+def _dry_run(screen: Screen, plan: Any) -> int:
+    from tesla_med.actions.estimate import estimate
+
+    with screen.progress() as progress:
+        result = estimate(plan, progress)
+    task, items = plan.task, plan.items
+    overview = task.overview(items)
+    if overview:
+        counts = [[name, str(count)] for name, count in overview["by_class"].items()]
+        screen.table(["class", f"{task.item}s"], [*counts, ["no class", str(overview["unlabelled"])]])
+        failing = [[item.case, item.problem] for item in result.cases if item.problem]
+        screen.table([task.item, "remarks"], failing[:SHOWN])
+    else:
+        rows = [
+            [
+                *(item.case, shape_text(item.shape), str(item.slices)),
+                *("yes" if item.labelled else "no", item.problem or "ok"),
+            ]
+            for item in result.cases
+        ]
+        screen.table(["case", "voxels", "slices", "reference", "remarks"], rows)
+    screen.say(f"{len(items.names)} {task.item}s in {items.folder}, {not_used(items.skipped)}")
+    screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
+    if overview:
+        screen.say(f"{result.units} batches of at most {result.batch}")
+    screen.say(
+        f"About {result.seconds:.0f} s on {plan.device} and {result.memory_mib:.0f} MiB for the networks"
+    )
+    screen.say(f"Would write {plan.out}; {result.problems} of {len(result.cases)} with a problem")
+    content = {
+        "out": plan.out,
+        "site": plan.site.id,
+        "folder": items.folder,
+        "method": plan.method,
+        "protocol": plan.protocol,
+        "region": result.region,
+        "seconds": result.seconds,
+        "memory_mib": result.memory_mib,
+        "cases": [vars(item) for item in result.cases],
+    }
+    content |= {"batches": result.units, "batch_size": result.batch} if overview else {}
+    screen.result(content | overview)
+    return 1 if result.problems else 0

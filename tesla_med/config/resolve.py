@@ -1,0 +1,76 @@
+"""Which site and pipeline a request means, and whether they belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from tesla_med.config.files import apply_overrides, load_pipeline, load_site, site_files, validate
+from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
+from tesla_med.errors import CheckpointError, ConfigError
+
+S = TypeVar("S", bound=Section)
+NO_SITE = "every_image"
+
+
+def resolve(
+    site: str | SiteConfig | None,
+    pipeline: str | PipelineConfig | None,
+    overrides: tuple[str, ...],
+    weights: str | Path | None = None,
+) -> tuple[SiteConfig, PipelineConfig]:
+    """Return site and pipeline configurations that belong together.
+
+    Raises:
+        ConfigError: unknown or ambiguous names, wrong overrides, or a site of another task.
+    """
+    if site is None and pipeline is None:
+        pipeline = _pipeline_of_card(weights)
+    if isinstance(pipeline, str):
+        pipeline = load_pipeline(pipeline, overrides)
+    elif pipeline is not None:
+        pipeline = _override(pipeline, [text for text in overrides if not text.startswith("site.")])
+    if isinstance(site, str):
+        site = load_site(site, pipeline.sites if pipeline is not None else None, overrides)
+    else:
+        if site is None:
+            assert pipeline is not None  # noqa: S101 - set above
+            files = Files(image=("*",))
+            site = SiteConfig(id=NO_SITE, pipeline=pipeline.sites, institution="", files=files)
+        own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
+        site = _override(site, own)
+    if pipeline is None:
+        pipeline = load_pipeline(site.pipeline, overrides)
+    if site.pipeline != pipeline.sites:
+        raise ConfigError(
+            f"site {site.pipeline}/{site.id} is not one of pipeline {pipeline.name!r}, "
+            f"which serves site_configs/{pipeline.sites}"
+        )
+    return site, pipeline
+
+
+def _override(config: S, overrides: list[str]) -> S:
+    """Return a loaded configuration with ``key=value`` texts applied."""
+    if not overrides:
+        return config
+    content = apply_overrides(config.model_dump(), overrides)
+    return validate(type(config), content, f"--set {' '.join(overrides)}")
+
+
+def _pipeline_of_card(weights: str | Path | None) -> str:
+    """Return the pipeline that the card beside the weights names."""
+    card = None if weights is None else Path(weights).with_suffix(".json")
+    if card is None or not card.is_file():
+        raise ConfigError("these weights have no card, so say --pipeline or --site")
+    try:
+        return str(json.loads(card.read_text(encoding="utf-8"))["pipeline"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"{card}: not a model card of tesla-med ({error}); say --pipeline or --site"
+        raise CheckpointError(text) from None
+
+
+def other_sites(site: SiteConfig) -> list[SiteConfig]:
+    """Return the other sites of the same folder, so that their images are not taken for this one's."""
+    names = [name for name in site_files(site.pipeline) if name != site.id]
+    return [load_site(f"{site.pipeline}/{name}") for name in names]

@@ -1,0 +1,160 @@
+"""Moments of a network's features: what the adapting methods of the Y protocols know of the source.
+
+Features are the input of the network's head, one vector per pixel, or one per tile. Sums are kept in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tesla_med.errors import CheckpointError, DataError
+from tesla_med.models.base import Network
+
+PIXELS_PER_SLICE = 16384
+
+
+@dataclass(frozen=True)
+class SourceStatistics:
+    """Moments of the source features, float32 on the CPU; D features, L classes.
+
+    Attributes:
+        mean: (D,) over all pixels.
+        covariance: (D, D), divided by the number of pixels.
+        class_mean: (L, D) by reference class; zeros for a class without pixels.
+        class_covariance: (L, D, D); zeros for a class without pixels.
+        class_pixels: (L,) int64, pixels used of each class.
+        class_ratio: (L,) share of each class among the pixels, sums to 1.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    class_mean: Tensor
+    class_covariance: Tensor
+    class_pixels: Tensor
+    class_ratio: Tensor
+
+
+class _Moments:
+    """Running sums of the features, per class; the whole follows from the classes."""
+
+    def __init__(self, classes: int, features: int, device: torch.device) -> None:
+        self.count = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.total = torch.zeros(classes, features, dtype=torch.float64, device=device)
+        self.square = torch.zeros(classes, features, features, dtype=torch.float64, device=device)
+        self.origin = self.total[0].clone()
+
+    def add(self, vectors: Tensor, labels: Tensor) -> None:
+        """Add (P, D) vectors with (P,) class indices."""
+        exact = vectors.double()
+        if not self.count.any():  # sums about a nearby point lose fewer digits
+            self.origin = exact.mean(dim=0)
+        exact = exact - self.origin
+        for index in range(len(self.count)):
+            part = exact[labels == index]
+            self.count[index] += len(part)
+            self.total[index] += part.sum(dim=0)
+            self.square[index] += part.T @ part
+
+    def result(self) -> SourceStatistics:
+        """Return means and covariances."""
+        mean, covariance = _mean_and_covariance(self.count.sum(), self.total.sum(0), self.square.sum(0))
+        class_mean, class_covariance = _mean_and_covariance(self.count, self.total, self.square)
+        seen = self.count > 0
+        class_mean = torch.where(seen[:, None], class_mean + self.origin, 0.0)
+        return SourceStatistics(
+            mean=(mean + self.origin).float().cpu(),
+            covariance=covariance.float().cpu(),
+            class_mean=class_mean.float().cpu(),
+            class_covariance=class_covariance.float().cpu(),
+            class_pixels=self.count.long().cpu(),
+            class_ratio=(self.count / self.count.sum()).float().cpu(),
+        )
+
+
+def _mean_and_covariance(count: Tensor, total: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    known = count.clamp_min(1)
+    mean = total / known[..., None]
+    return mean, square / known[..., None, None] - mean[..., :, None] * mean[..., None, :]
+
+
+@torch.no_grad()
+def source_statistics(
+    model: Network,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    classes: int,
+    *,
+    pixels_per_slice: int | None = PIXELS_PER_SLICE,
+    generator: torch.Generator | None = None,
+) -> SourceStatistics:
+    """Measure the features at the input of ``model.head``, in eval mode.
+
+    Args:
+        model: on its device; its mode is put back afterwards.
+        batches: images (N, C, H, W) float32 in the model's range, class indices (N, H, W), or (N,) of tiles.
+        classes: L.
+        pixels_per_slice: at most this many pixels of each slice, drawn without replacement;
+            None takes all.
+        generator: on the CPU, for the draw; seed 0 if not given.
+
+    Raises:
+        DataError: no batch came.
+        CheckpointError: the head's input is not a map (N, D, h, w), or (N, D) of a tile classifier.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    caught: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    training = model.training
+    model.eval()
+    moments: _Moments | None = None
+    try:
+        for images, labels in batches:
+            caught.clear()
+            model(images.to(device))
+            features = _feature_map(caught, labels.dim())
+            moments = moments or _Moments(classes, features.shape[1], device)
+            if labels.dim() == 1:
+                moments.add(features.flatten(1), labels.to(device))
+                continue
+            for vectors, targets in _pixels(features, labels.to(device), images.shape[-2:]):
+                kept = _subset(len(targets), pixels_per_slice, generator).to(device)
+                moments.add(vectors[kept], targets[kept])
+    finally:
+        hook.remove()
+        model.train(training)
+    if moments is None:
+        raise DataError("source statistics need at least one labelled slice, got none")
+    return moments.result()
+
+
+def _feature_map(caught: list[Tensor], label_axes: int) -> Tensor:
+    """Return (N, D, h, w), of tiles with one pixel each."""
+    shape = tuple(caught[-1].shape) if caught else "nothing"
+    if caught and label_axes == 1 and caught[-1].dim() == 2:
+        return caught[-1][:, :, None, None]
+    if not caught or label_axes == 1 or caught[-1].dim() != 4:
+        wanted = "(N, D)" if label_axes == 1 else "(N, D, h, w)"
+        raise CheckpointError(f"the head's input should be {wanted} features, got {shape}")
+    return caught[-1]
+
+
+def _pixels(features: Tensor, labels: Tensor, size: Sequence[int]) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield for each slice (P, D) vectors and (P,) labels; padding is cropped, coarse maps are met."""
+    height, width = size
+    if features.shape[-2] >= height and features.shape[-1] >= width:
+        features = features[..., :height, :width]
+    else:
+        labels = functional.interpolate(labels[:, None].float(), features.shape[-2:])[:, 0].long()
+    for feature, target in zip(features, labels, strict=True):
+        yield feature.flatten(1).T, target.flatten().long()
+
+
+def _subset(count: int, limit: int | None, generator: torch.Generator) -> Tensor:
+    if limit is None or count <= limit:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator)[:limit]

@@ -1,0 +1,163 @@
+"""The ledger of a run: which units are done, what going on from here needs, what an earlier attempt left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tesla_med.runs.folder import RunFolder
+from tesla_med.runs.state import Saved
+from tesla_med.types import Ref
+
+Intact = Callable[[Ref, Sequence[Any], str], bool]
+"""Whether the records of a unit, with the digest of its input, still describe what is on disk."""
+
+
+class Ledger:
+    """What a run has done so far, in memory and on disk.
+
+    Args:
+        folder: of the run.
+        refs: its units in order.
+        kind: class of the records.
+        independent: units do not depend on each other, so there is no state to keep.
+        keep_every: seconds between two savings of the state; 0 saves it after every unit.
+
+    Attributes:
+        records: of each unit that is done, by its name, in the order in which they were done.
+        passes: passes over the site that are done.
+        whole: everything was done before: nothing is adapted, nothing saved.
+    """
+
+    def __init__(
+        self, folder: RunFolder, refs: Sequence[Ref], kind: Any, *, independent: bool, keep_every: float
+    ) -> None:
+        self.folder, self.refs, self.kind = folder, refs, kind
+        self.independent, self.keep_every = independent, keep_every
+        self.records: dict[str, list[Any]] = {}
+        self.passes = 0
+        self.whole = False
+        self._saved_at = time.monotonic()
+
+    @property
+    def todo(self) -> list[Ref]:
+        """The units that are not done."""
+        return [ref for ref in self.refs if ref.name not in self.records]
+
+    @property
+    def items_done(self) -> int:
+        """How many items are done."""
+        return sum(len(records) for records in self.records.values())
+
+    @property
+    def used(self) -> set[str]:
+        """Which models made the results so far."""
+        return {item.used for records in self.records.values() for item in records}
+
+    def results(self, names: Sequence[str]) -> list[Any]:
+        """Return the records of the items with these names, in this order."""
+        by_name = {item.case: item for records in self.records.values() for item in records}
+        return [by_name[name] for name in names]
+
+    def count(self, holds: Callable[[Any], bool]) -> int:
+        """Return for how many units something holds of every item."""
+        return sum(all(map(holds, records)) for records in self.records.values())
+
+    def take_over(self, intact: Intact) -> Saved | None:
+        """Take over what an earlier attempt did; return the state that it was in, if it is needed."""
+        arguments = self.folder, self.refs, self.kind, intact
+        found = _independent_units(*arguments) if self.independent else _stream_of_units(*arguments)
+        if found is None:
+            self.folder.states.clear()
+            return None
+        self.records, self.whole = found.records, found.whole
+        if found.saved is not None:
+            self.passes = found.saved.cursor["passes"]
+        return found.saved
+
+    def done(self, name: str, records: list[Any], digest: str) -> None:
+        """Record a finished unit."""
+        self.folder.keep(name, records, digest)
+        self.records[name] = records
+
+    def keep_state(
+        self,
+        state: Callable[[], Mapping[str, Any]],
+        driver: Mapping[str, Any],
+        *,
+        changed: bool,
+        now: bool = False,
+    ) -> None:
+        """Keep what going on from here needs, unless that was done a moment ago.
+
+        Args:
+            state: gives the method's state.
+            driver: the driver's.
+            changed: the method is not what it was last time.
+            now: whenever the last time was.
+        """
+        if self.independent or not (now or time.monotonic() - self._saved_at >= self.keep_every):
+            return
+        content = dict(state())
+        cursor = {"done": list(self.records), "passes": self.passes, "driver": dict(driver)}
+        cursor["generators"] = content["generators"]
+        self.folder.states.save(cursor, content if changed else None)
+        self._saved_at = time.monotonic()
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What need not be done again.
+
+    Attributes:
+        records: of each unit that is done, by its name.
+        saved: state after the last of them, where state carries on.
+        whole: everything was done before.
+    """
+
+    records: dict[str, list[Any]]
+    saved: Saved | None = None
+    whole: bool = False
+
+
+def _independent_units(folder: RunFolder, refs: Sequence[Ref], kind: Any, intact: Intact) -> TakenOver:
+    """Return every finished unit, where units do not depend on each other.
+
+    A unit that failed, or could not be scored though it has a reference, is done again.
+    """
+    found: dict[str, list[Any]] = {}
+    for ref in refs:
+        kept = folder.kept(ref.name, kind)
+        if kept is None or any(item.status in ("failed", "unscored") for item in kept[0]):
+            continue
+        if intact(ref, *kept):
+            found[ref.name] = kept[0]
+    return TakenOver(found)
+
+
+def _stream_of_units(folder: RunFolder, refs: Sequence[Ref], kind: Any, intact: Intact) -> TakenOver | None:
+    """Return the units before the state that was saved, where state carries on from unit to unit.
+
+    None where that state, or anything that it rests on, is no longer there: then all is done again. A unit
+    that failed may stay so, in a stream that goes on.
+    """
+    saved = folder.states.load()
+    whole = saved is None and folder.complete()
+    if saved is None and not whole:
+        return None
+    names = [ref.name for ref in refs] if saved is None else list(saved.cursor["done"])
+    done = refs[: len(names)]
+    if [ref.name for ref in done] != names:
+        return None
+    found: dict[str, list[Any]] = {}
+    for ref in done:
+        kept = folder.kept(ref.name, kind)
+        if kept is None:
+            return None
+        lost = all(item.status == "failed" for item in kept[0])
+        if whole if lost else not intact(ref, *kept):
+            return None
+        found[ref.name] = kept[0]
+    return TakenOver(found, saved, whole)

@@ -1,0 +1,356 @@
+"""Tiles: pictures of tissue in a stream, a batch goes through the network, one class per tile comes out.
+
+Tiles come in an order drawn by the seed, because folders are sorted by class and a batch of one class would
+be no batch of the site.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.config.models import Protocol, Reset, SiteConfig
+from tesla_med.errors import ConfigError, DataError, OutputError
+from tesla_med.io.cases import site_folder
+from tesla_med.io.files import sha256
+from tesla_med.io.tiles import TileSet, find_tiles, read_tile
+from tesla_med.runs.folder import DONE_FOLDER, RunFolder
+from tesla_med.scoring.tables import TABLE
+from tesla_med.tasks.base import TASKS, Task
+from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, TileResult, Unit, Used
+
+if TYPE_CHECKING:
+    from tesla_med.engine.predictor import Outcome
+    from tesla_med.prepare.tiles import TileBatch
+    from tesla_med.scoring.calibration import CalibrationCounts
+    from tesla_med.scoring.tables import TileEvaluation
+    from tesla_med.tasks.labelled import LabelledSource
+
+Probs = npt.NDArray[np.float32]
+
+
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a ``predictions.csv``."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        yield from csv.DictReader(stream)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which tiles of a set belong to a unit."""
+
+    tiles: TileSet
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Probabilities of the tiles of a unit that could be read, and which model they are of."""
+
+    source: Probs
+    adapted: Probs
+    used: Used
+    status: Status
+    reason: str
+
+
+@TASKS.register("classification")
+class Tiles(Task):
+    """Classes of H&E tiles."""
+
+    unit: ClassVar[str] = "batch"
+    item: ClassVar[str] = "tile"
+    metric: ClassVar[str] = "accuracy"
+    background: ClassVar[bool] = True
+    honours: ClassVar = frozenset(("rollback",))
+    instead: ClassVar[Mapping[str, str]] = {
+        "probs": "predictions.csv holds the probabilities of every tile",
+        "uncertainty": "predictions.csv holds the entropy of every tile",
+        "reset-case": "a tile is no case to restart for; use site or never",
+        "guard": "it compares masks; leave it out",
+        "keep-largest": "it is about masks; leave it out",
+        "recalibrate": "it compares masks; leave it out",
+        "empty": "it is about empty masks; leave it out",
+        "classes": "predictions.csv names the classes",
+        "figures": "they show volumes; a table of tiles has none",
+    }
+    smallest_batch: ClassVar[int] = 8  # fewer have neither statistics nor a class marginal
+    joins: ClassVar[bool] = False
+    seeded: ClassVar[bool] = True
+    keep_every: ClassVar[float] = 60.0
+    ahead: ClassVar[int] = 2
+    reports: ClassVar = ("calibration", "confusion", "contact_sheet", "tensorboard", "html")
+    always: ClassVar = ("predictions",)
+    result: ClassVar[Any] = TileResult
+
+    def prepare(self) -> None:
+        """Check that the pipeline says how large tiles are.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        size = self.pipeline.preprocessing.size
+        if size is None:
+            raise ConfigError(
+                f"pipeline {self.pipeline.name!r}: preprocessing.size must say how large tiles are"
+            )
+        self.size = size
+        self.class_names = {item.value: item.name for item in self.pipeline.classes}
+        self.order = {item.name: place for place, item in enumerate(self.pipeline.classes)}
+
+    # ------------------------------------------------------------ from files to batches
+
+    def find(self, volumes: Path, others: Sequence[SiteConfig]) -> Items:
+        """Return the tiles of the site; see :func:`tesla_med.io.tiles.find_tiles`."""
+        tiles = find_tiles(site_folder(volumes, self.site), self.site.tiles)
+        skipped = tuple((tiles.folder, f"{count} x {reason}") for reason, count in tiles.skipped.items())
+        return Items(tiles.folder, tuple(tiles.names), skipped, tiles)
+
+    def refs(self, items: Items, seed: int, size: int) -> Sequence[Ref]:
+        """Return batches of ``size`` tiles in an order drawn by the seed."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(items.names), generator=generator).tolist()
+        parts = [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+        return [
+            Ref(f"batch-{number:06d}", tuple(items.names[place] for place in part), Part(items.content, part))
+            for number, part in enumerate(parts)
+        ]
+
+    def load(self, ref: Ref) -> Unit:
+        """Read a batch; tiles that cannot be read are left out of it, with the reason."""
+        from tesla_med.prepare.tiles import load_batch
+
+        part: Part = ref.content
+        normalise = self.pipeline.preprocessing.stain_normalisation
+        batch = load_batch(part.places, part.tiles, self.size, normalise=normalise)
+        names = dict(zip(part.places, ref.items, strict=True))
+        failed = {names[place]: reason for place, reason in batch.failed.items()}
+        images = batch.images if len(batch.index) else None
+        return Unit(ref, images, batch, self._digest(part), failed=failed)
+
+    def _digest(self, part: Part) -> str:
+        """Return one hash of all files of a unit; a file that cannot be read counts as such."""
+        digest = hashlib.sha256()
+        for place in part.places:
+            try:
+                digest.update(sha256(part.tiles.paths[place]).encode())
+            except DataError:
+                digest.update(b"unreadable")
+        return digest.hexdigest()
+
+    def check(self, ref: Ref) -> Check:
+        """Read one tile and say what it is."""
+        (place,), (name,) = ref.content.places, ref.items
+        tiles: TileSet = ref.content.tiles
+        label = self.class_names.get(int(tiles.labels[place]))
+        labels = None if label is None else (label,)
+        try:
+            picture = read_tile(tiles.paths[place])
+        except DataError as error:
+            return Check(name, None, None, labels, (str(error),))
+        return Check(name, picture.array.shape[1:], None, labels, (), picture.notes)
+
+    def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
+        """Return the size of every tile of a batch as the network sees it, or why it cannot be read."""
+        failed = {} if unit is None else unit.failed
+        labels = (int(ref.content.tiles.labels[place]) for place in ref.content.places)
+        return [
+            ItemEstimate(name, self.size, 1, label in self.class_names, problem or failed.get(name, ""))
+            for name, label in zip(ref.items, labels, strict=True)
+        ]
+
+    def overview(self, items: Items) -> dict[str, Any]:
+        """Return the number of tiles of each class, and what was left out."""
+        labels, known = items.content.labels, self.class_names
+        return {
+            "tiles": len(items.names),
+            "by_class": {name: int((labels == value).sum()) for value, name in known.items()},
+            "unlabelled": sum(int(value) not in known for value in labels),
+            "skipped": items.content.skipped,
+        }
+
+    # ------------------------------------------------------------ from probabilities to classes
+
+    def finish(self, folder: RunFolder, unit: Unit, outcome: Outcome | None) -> Predictions:
+        """Take the probabilities to the CPU; they are written with the records of the unit."""
+        if outcome is None:
+            nothing = np.zeros((0, len(self.pipeline.classes)), np.float32)
+            return Predictions(nothing, nothing, "source", "ok", "")
+        source, adapted = (
+            np.asarray(probs.detach().float().cpu().numpy(), np.float32)
+            for probs in (outcome.source, outcome.probs)
+        )
+        verdict = outcome.verdict
+        status: Status = "collapsed" if verdict.collapsed else "ok"
+        return Predictions(source, adapted, verdict.used, status, verdict.reason)
+
+    def score(self, unit: Unit, finished: Predictions) -> list[TileResult]:
+        """Compare the predicted classes with the labels, in the order of the unit."""
+        part: Part = unit.ref.content
+        batch: TileBatch = unit.content
+        rows = {int(place): row for row, place in enumerate(batch.index)}
+        results = []
+        for place, name in zip(part.places, unit.ref.items, strict=True):
+            label = self.class_names.get(int(part.tiles.labels[place]), "")
+            if place not in rows:
+                reason = unit.failed[name]
+                results.append(TileResult(name, "failed", "source", reason, label))
+                continue
+            before, after = finished.source[rows[place]], finished.adapted[rows[place]]
+            results.append(
+                TileResult(
+                    case=name,
+                    status=finished.status,
+                    used=finished.used,
+                    reason=finished.reason,
+                    label=label,
+                    probs=after,
+                    probs_source=before,
+                    correct=self._correct(after, label),
+                    correct_source=self._correct(before, label),
+                    notes=batch.notes.get(place, ()),
+                )
+            )
+        return results
+
+    def _correct(self, probs: Probs, label: str) -> bool | None:
+        return None if not label else int(probs.argmax()) == self.order[label]
+
+    def failed(self, ref: Ref, reason: str) -> list[TileResult]:
+        """Return the records of a batch that could not be predicted."""
+        part: Part = ref.content
+        return [
+            TileResult(
+                name, "failed", "source", reason, self.class_names.get(int(part.tiles.labels[place]), "")
+            )
+            for place, name in zip(part.places, ref.items, strict=True)
+        ]
+
+    # ------------------------------------------------------------ resuming and going back
+
+    def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
+        """Whether the records are of these tiles, and their files are still the same."""
+        return [item.case for item in records] == list(ref.items) and digest == self._digest(ref.content)
+
+    def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[TileResult]:
+        """Give tiles the source model's probabilities."""
+        return [
+            record
+            if record.status == "failed" or record.used == "source"
+            else replace(
+                record,
+                used="source",
+                reason=f"rolled back to {where}",
+                probs=record.probs_source,
+                correct=record.correct_source,
+            )
+            for record in records
+        ]
+
+    def reset_for(self, protocol: Protocol) -> Reset:
+        """Return when the state of a method starts afresh: a tile is no case to restart for."""
+        return self.pipeline.reset.get(protocol, "site")
+
+    def settings(self, items: Items) -> dict[str, Any]:
+        """Return the number of tiles."""
+        return {"tiles": len(items.names)}
+
+    def names(self, settings: Mapping[str, Any], folder: RunFolder) -> tuple[str, ...]:
+        """Return the batches that have records, in order.
+
+        Raises:
+            OutputError: there are none: the run is of a version that kept no records of tiles.
+        """
+        found = tuple(sorted(path.stem for path in (folder.out / DONE_FOLDER).glob("batch-*.json")))
+        if not found:
+            raise OutputError(f"{folder.out}: holds no records of its tiles; run it again with --overwrite")
+        return found
+
+    def account_again(self, content: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+        """Return nothing: run.json says the same of tiles that were read, whichever model classified them."""
+        return {}
+
+    def account(self, items: Items, results: Sequence[Any]) -> dict[str, Any]:
+        """Return what run.json says of the tiles: what was left out, read with remarks or not read."""
+        remarks = Counter(text for item in results for text in item.notes)
+        failed = {item.case: item.reason for item in results if item.status == "failed"}
+        return {
+            "skipped": items.content.skipped,
+            "tiles_read_with_remarks": dict(remarks),
+            "failed": dict(sorted(failed.items())),
+            "diverged": sum(item.status == "collapsed" for item in results),
+        }
+
+    def counts(self, results: Sequence[Any]) -> list[Mapping[str, Any]]:
+        """Return the calibration counts of all labelled tiles."""
+        from tesla_med.scoring.classes import class_counts
+
+        counted = class_counts(results, self.pipeline)
+        return [] if counted is None else [counted]
+
+    def rows(self, folder: RunFolder) -> Iterator[dict[str, Any]]:
+        """Yield one row per tile of ``predictions.csv``.
+
+        Yields:
+            ``right`` and ``right_source`` are 1.0 or 0.0, None where the tile has no label or could not be
+            read; ``status`` is ok, unscored or failed.
+        """
+        for row in read_rows(folder.out / TABLE):
+            label, predicted, before = row["label"], row["prediction"], row["source_prediction"]
+            status = "failed" if not predicted else "ok" if label else "unscored"
+            scored = status == "ok"
+            yield {
+                "case": row["tile"],
+                "label": label or None,
+                "prediction": predicted or None,
+                "source_prediction": before or None,
+                "right": float(label == predicted) if scored else None,
+                "right_source": float(label == before) if scored else None,
+                "status": status,
+            }
+
+    def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
+        """Yield the counts of all labelled tiles, from the table of each run."""
+        from tesla_med.scoring.calibration import count_predicted
+
+        found = {}
+        names = [item.name for item in self.pipeline.classes]
+        for key, folder in runs.items():
+            kept = [row for row in read_rows(folder.out / TABLE) if row["prediction"] and row["label"]]
+            if kept:
+                probs = np.array([[float(row[f"p_{name}"]) for name in names] for row in kept], np.float32)
+                index = np.array([self.order[row["label"]] for row in kept])
+                found[key] = count_predicted(probs.T, index, self.pipeline.report.bins)
+        yield found
+
+    @classmethod
+    def recognises(cls, predictions: Path) -> bool:
+        """Whether it is a CSV file, or the output folder of a run on tiles."""
+        from tesla_med.scoring.tables import is_tile_table
+
+        return is_tile_table(predictions)
+
+    @classmethod
+    def evaluate(cls, predictions: Path, references: Path | None, **options: Any) -> TileEvaluation:
+        """Score a table of predictions; see :func:`tesla_med.scoring.tables.evaluate_tiles`."""
+        from tesla_med.scoring.tables import evaluate_tiles
+
+        return evaluate_tiles(predictions, references, out=options["out"], strict=options["strict"])
+
+    def labelled(
+        self, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None = None
+    ) -> LabelledSource:
+        """Return every labelled tile of the sites."""
+        from tesla_med.tasks.labelled_tiles import load_tiles
+
+        return load_tiles(self.pipeline, sites, volumes, progress)

@@ -1,0 +1,322 @@
+"""Volumes: one case is one image, its slices go through the network, a mask on the input grid comes out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tesla_med.config.models import SiteConfig
+from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.io.cases import find_cases
+from tesla_med.io.files import atomic_path, sha256_of, write_together
+from tesla_med.io.references import read_reference, read_region_mask
+from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
+from tesla_med.prepare.acquisition import differences, measure
+from tesla_med.prepare.transforms import PreparedCase, Preprocessor
+from tesla_med.runs.folder import RunFolder
+from tesla_med.scoring import score as scoring
+from tesla_med.tasks.base import TASKS, Task
+from tesla_med.types import (
+    Case,
+    CaseResult,
+    CaseView,
+    Check,
+    ItemEstimate,
+    Items,
+    Prediction,
+    Progress,
+    Ref,
+    Unit,
+    Verdict,
+    Volume,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tesla_med.engine.predictor import Outcome
+    from tesla_med.scoring.calibration import CalibrationCounts
+    from tesla_med.scoring.masks import EvaluationResult
+    from tesla_med.tasks.labelled import LabelledSource
+
+log = logging.getLogger(__name__)
+READERS = 16
+"""Cases read at once while calibration is counted, at most."""
+CONSTANT = Verdict(0.0, "the image is constant: nothing to adapt to or to find")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A case as read; ``prepared`` is None for a blank image."""
+
+    case: Case
+    volume: Volume
+    prepared: PreparedCase | None
+
+
+@dataclass
+class Masks:
+    """What was made of a case on its native grid, and why this much of it was adapted."""
+
+    source: Prediction
+    adapted: Prediction
+    verdict: Verdict
+    scored: scoring.Scored | None = None
+
+
+@TASKS.register("segmentation")
+class Volumes(Task):
+    """Masks of volumes: site, case and slices of MRI."""
+
+    honours: ClassVar = frozenset(
+        ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
+    ) | {"empty", "figures", "classes"}
+    links: ClassVar[bool] = True
+    reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
+
+    def prepare(self) -> None:
+        """Get the transforms ready."""
+        classes = len(self.pipeline.classes)
+        self.preprocessor = Preprocessor(self.pipeline.preprocessing, self.site.region, classes)
+
+    # ------------------------------------------------------------ from files to slices
+
+    def find(self, volumes: Path, others: Sequence[SiteConfig]) -> Items:
+        """Return the cases of the site; see :func:`tesla_med.io.cases.find_cases`."""
+        found = find_cases(volumes, self.site, others, self.pipeline.channels)
+        return Items(found.folder, tuple(case.name for case in found.cases), found.skipped, found.cases)
+
+    def refs(self, items: Items, seed: int, size: int) -> Sequence[Ref]:
+        """Return the cases in order."""
+        return [Ref(case.name, (case.name,), case) for case in items.content]
+
+    def named(self, ref: Ref) -> str:
+        """Return the path of the image."""
+        return str(ref.content.image)
+
+    def load(self, ref: Ref) -> Unit:
+        """Read one case and cut it into slices.
+
+        Raises:
+            DataError: the image cannot be used, or its region's mask is missing.
+            GeometryError: its grid cannot be used.
+        """
+        case: Case = ref.content
+        digest = sha256_of(case.files)
+        volume = read_case(case, self.site)
+        seen = measure(volume, self.site.region, self.pipeline.preprocessing.orientation)
+        for text in differences(seen, self.trained):
+            volume.notes.append(text)
+            log.warning("%s: %s", case.name, text)
+        prepared = None
+        if not volume.blank:
+            needed = self.site.region.kind == "mask" and case.region_mask is not None
+            prepared = self.preprocessor(volume, read_region_mask(case, volume) if needed else None)
+        notes = tuple(dict.fromkeys([*volume.notes, *(prepared.notes if prepared is not None else [])]))
+        images = None if prepared is None else prepared.images
+        return Unit(ref, images, Loaded(case, volume, prepared), digest, notes)
+
+    def check(self, ref: Ref) -> Check:
+        """Read image, region mask and reference of a case, and say what fits and what does not."""
+        case: Case = ref.content
+        try:
+            volume = read_case(case, self.site)
+        except TeslaMedError as error:
+            return Check(case.name, None, None, None, (str(error),))
+        notes, problems = list(volume.notes), []
+        labels: tuple[int, ...] | None = None
+        if volume.blank:
+            problems.append("the image is constant")
+        else:
+            try:
+                region = read_region_mask(case, volume) if self.site.region.kind == "mask" else None
+                notes += self.preprocessor(volume, region).notes
+            except TeslaMedError as error:
+                problems.append(str(error))
+        if case.labelled:
+            try:
+                reference = read_reference(case, self.site.files, volume, self.pipeline.values)
+                labels = tuple(int(value) for value in np.unique(reference))
+            except TeslaMedError as error:
+                problems.append(str(error))
+        elif missing := scoring.incomplete(case, self.site):
+            problems.append(missing)
+        return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
+
+    def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
+        """Return grid and number of slices of a case."""
+        shape = None if unit is None else unit.content.volume.shape
+        count = 0 if unit is None or unit.images is None else unit.images.shape[0]
+        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem)]
+
+    # ------------------------------------------------------------ from probabilities to a mask on disk
+
+    def finish(self, folder: RunFolder, unit: Unit, outcome: Outcome | None) -> Masks:
+        """Bring probabilities back to the native grid, take labels from them, write every file."""
+        loaded: Loaded = unit.content
+        if outcome is None:
+            source = adapted = self._background(loaded.volume)
+            verdict = CONSTANT
+        else:
+            verdict = outcome.verdict
+            source = adapted = self._restore(loaded, outcome.source)
+            if verdict.used != "source":
+                adapted = self._restore(loaded, outcome.probs, outcome.temperature)
+        self._write(folder, loaded, source, adapted)
+        return Masks(source, adapted, verdict)
+
+    def _restore(self, loaded: Loaded, probs: Tensor, temperature: float = 1.0) -> Prediction:
+        from tesla_med.engine.postprocess import keep_largest
+        from tesla_med.engine.recalibration import scale_volume
+
+        assert loaded.prepared is not None  # noqa: S101 - a blank case has no outcome
+        native = loaded.prepared.restore(probs)
+        mask = scoring.label_values(native, self.pipeline)
+        if temperature != 1.0:
+            native = scale_volume(native, temperature)
+        return Prediction(native, keep_largest(mask) if self.pipeline.keep_largest else mask)
+
+    def _background(self, volume: Volume) -> Prediction:
+        probs = np.zeros((len(self.pipeline.classes), *volume.shape), dtype=np.float32)
+        probs[0] = 1.0
+        return Prediction(probs, scoring.label_values(probs, self.pipeline))
+
+    def _write(self, folder: RunFolder, loaded: Loaded, source: Prediction, adapted: Prediction) -> None:
+        """Write all files of the case or none; the mask gets its name last."""
+        name, volume = loaded.case.name, loaded.volume
+        paths = folder.source_mask(name), folder.probs(name), folder.uncertainty(name), folder.mask(name)
+        files = [(paths[0], lambda: encode_mask(paths[0], source.mask, volume))]
+        if "probs" in self.wanted:
+            files.append((paths[1], lambda: encode_map(paths[1], adapted.probs, volume)))
+        if "uncertainty" in self.wanted:
+            entropy = scoring.normalised_entropy(adapted.probs)
+            files.append((paths[2], lambda: encode_map(paths[2], entropy, volume)))
+        files.append((paths[3], lambda: encode_mask(paths[3], adapted.mask, volume)))
+        write_together(files)
+
+    # ------------------------------------------------------------ after the mask is final
+
+    def score(self, unit: Unit, finished: Masks) -> list[CaseResult]:
+        """Compare the masks with the case's reference, if it has one."""
+        from tesla_med.engine.quality import with_estimates
+
+        loaded: Loaded = unit.content
+        source, adapted, verdict = finished.source, finished.adapted, finished.verdict
+        scored = scoring.score(loaded.case, loaded.volume, source, adapted, self.site, self.pipeline)
+        finished.scored = scored
+        entropies = scoring.mean_entropies(source, adapted)
+        result = CaseResult(
+            case=loaded.case.name,
+            site=self.site.id,
+            status=_status(loaded, adapted, verdict, scored.problem),
+            used=verdict.used,
+            share=verdict.share,
+            reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
+            slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
+            input_sha256=unit.sha256,
+            entropy_source=entropies[0],
+            entropy=entropies[1],
+            signals=verdict.signals,
+            notes=unit.notes,
+            scores=with_estimates(scored.scores, verdict.signals, self.pipeline.quality),
+            calibration=scored.calibration,
+        )
+        return [result]
+
+    def view(self, unit: Unit, finished: Masks) -> CaseView:
+        """Return image, masks and reference."""
+        volume = unit.content.volume
+        return CaseView(
+            image=volume.array[0],
+            source_mask=finished.source.mask,
+            mask=finished.adapted.mask,
+            reference=None if finished.scored is None else finished.scored.reference,
+            affine=volume.affine,
+            spacing=volume.spacing,
+        )
+
+    # ------------------------------------------------------------ resuming and going back
+
+    def started(self, folder: RunFolder) -> None:
+        """Write ``masks/labels.json``."""
+        folder.write_labels(self.pipeline)
+
+    def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
+        """Whether the image is still the one of the record, and the case's files can be read."""
+        name, (record,) = ref.name, records
+        try:
+            if record.input_sha256 != sha256_of(ref.content.files):
+                return False
+            read_mask(folder.mask(name))
+            read_mask(folder.source_mask(name))
+        except (OSError, ValueError, TeslaMedError):
+            return False
+        wanted = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
+        return all(path(name).is_file() for option, path in wanted if option in self.wanted)
+
+    def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[CaseResult]:
+        """Put the source mask in place of the adapted one, and its figures in the record."""
+        record: CaseResult = records[0]
+        if record.status == "failed" or record.used == "source":
+            return [record]
+        with atomic_path(folder.mask(record.case)) as temporary:
+            shutil.copyfile(folder.source_mask(record.case), temporary)
+        for path in (folder.probs(record.case), folder.uncertainty(record.case)):
+            folder.remove(path)
+        folder.remove_weights(folder.checkpoint(record.case))
+        return [scoring.of_source(record, f"rolled back to {where}")]
+
+    def notes(self) -> tuple[str, ...]:
+        """Return where region and slices come from, and what a nominal voxel size means."""
+        notes, region = [], self.site.region
+        if region.kind == "mask":
+            what = "region of interest" + (" and slices come" if region.slices == "mask" else " comes")
+            notes.append(f"The {what} from a reference mask ({region.pattern}): not available in practice.")
+        if self.site.spacing == "nominal":
+            notes.append("The voxel size of this site is nominal: figures in mm and ml are left out.")
+        return tuple(notes)
+
+    def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
+        """Yield the counts of every labelled case, over one region for all runs; a few threads read."""
+        from functools import partial
+
+        from tesla_med.tasks._recount import count_runs
+
+        count = partial(count_runs, site=self.site, pipeline=self.pipeline, runs=runs)
+        with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
+            yield from pool.map(count, items.content)
+
+    @classmethod
+    def evaluate(cls, predictions: Path, references: Path | None, **options: Any) -> EvaluationResult:
+        """Score masks; see :func:`tesla_med.scoring.masks.evaluate_masks`."""
+        from tesla_med.scoring.masks import evaluate_masks
+
+        if references is None:
+            raise ConfigError("--references is needed: the folder of reference masks")
+        return evaluate_masks(predictions, references, **options)
+
+    def labelled(
+        self, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None = None
+    ) -> LabelledSource:
+        """Return every labelled case of the sites."""
+        from tesla_med.tasks.labelled_slices import load_labelled
+
+        return load_labelled(self.pipeline, sites, volumes, progress)
+
+
+def _status(loaded: Loaded, adapted: Prediction, verdict: Verdict, problem: str) -> str:
+    if problem:
+        return "unscored"
+    if loaded.prepared is None:
+        return "blank"
+    if verdict.collapsed:
+        return "collapsed"
+    return "ok" if (adapted.mask > 0).any() else "empty"
