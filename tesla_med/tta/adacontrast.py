@@ -1,24 +1,26 @@
 """AdaContrast: contrastive test-time adaptation (Chen et al., CVPR 2022), for tiles and for pixels.
 
-One update, on a batch of images, all in the frame of one weak view (a flip and a crop) an image:
+For each batch of images, everything happens in the frame of one weak view (a flip and a crop) per image.
+The student takes one step down
 
-1. pseudo-labels: the student's features on the weak view look up their nearest neighbours in a memory
-   of the momentum encoder's features; the mean of the neighbours' probabilities says the class;
-2. self-training: cross-entropy of the student on a strong view to these labels;
-3. contrast: its features against the momentum encoder's on another strong view (InfoNCE), with the
-   keys of earlier batches as negatives, those of the same pseudo-label left out;
-4. diversity: the negative entropy of the mean prediction on the strong view.
+    self-training  +  contrast_weight * contrast  +  diversity_weight * diversity.
 
-Features are those that enter the head. Of a slice, a pixel is what an image is in the original: pixels
-on a grid of stride ``refine_stride``, whose offset is drawn anew for every update, are refined and
-learned from, so that no refined label is interpolated and every pixel has its turn; of these,
-``pixels_per_slice`` go into the memory and the contrast.
+1. Pseudo-labels: the student's features on the weak view look up their nearest neighbours in a memory of the
+   momentum encoder's features, and the mean of the neighbours' probabilities decides the class (Sec. 3.2).
+2. Self-training is the cross-entropy of the student on a strong view to these labels.
+3. Contrast is InfoNCE between the student's features on that view and the momentum encoder's on another
+   strong view; keys of earlier batches are negatives, except those of the same pseudo-label (Eq. 4 and 5).
+4. Diversity is the negative entropy of the mean prediction on the strong view.
+
+Features are those that enter the head. In a slice, pixels take the part that images have in the original. A
+grid of pixels of stride ``refine_stride``, whose offset is drawn anew for every update, is refined and
+learned from. No refined label is thus interpolated, and every pixel has its turn. Of the grid,
+``pixels_per_slice`` pixels go into the memory and the contrast. All parameters learn. The student predicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -31,14 +33,8 @@ from tesla_med.augment import warp
 from tesla_med.augment.static import RandAugment
 from tesla_med.models.base import Network
 from tesla_med.models.normalisation import batch_statistics
-from tesla_med.tta._shared.neighbours import (
-    Memory,
-    head_features,
-    in_frame_of,
-    info_nce,
-    neighbour_mean,
-    rows,
-)
+from tesla_med.tta._shared.features import head_features, in_frame_of, rows
+from tesla_med.tta._shared.neighbours import Memory, info_nce, neighbour_mean
 from tesla_med.tta._shared.teacher import Flip, make_teacher, update_teacher, weak_view_thetas
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
@@ -76,10 +72,17 @@ class AdaContrastParams(MethodParams):
 
 @METHODS.register("adacontrast")
 class AdaContrast(TTAMethod):
-    """Student, momentum encoder, memory and contrast; see the module's docstring."""
+    """Contrastive learning with refined pseudo-labels; see the module's docstring.
+
+    Attributes:
+        student: the network that learns and predicts.
+        teacher: its moving average, the momentum encoder.
+        features: memory of the momentum encoder's features and probabilities.
+        keys: memory of the contrast's features and pseudo-labels.
+    """
 
     name = "adacontrast"
-    summary = "contrastive learning and pseudo-labels refined by their neighbours, momentum encoder"
+    summary = "learns by contrast and from pseudo-labels refined by nearest neighbours"
     citation = "Chen et al., Contrastive Test-Time Adaptation, CVPR 2022"
     protocols = ("N-O", "N-M")
     Params = AdaContrastParams
@@ -96,8 +99,8 @@ class AdaContrast(TTAMethod):
         if self.student.task == "segmentation":  # all views of a pixel show it in the same place
             kept = tuple(op for op in self.augmentation.ops if op.kind == "intensity")
             self.augmentation.ops = kept
-        self.features = Memory(p.queue_size)  # features and probabilities
-        self.keys = Memory(p.queue_size)  # features and pseudo-labels
+        self.features = Memory(p.queue_size)
+        self.keys = Memory(p.queue_size)
         self.optimizer = torch.optim.SGD(
             self.student.parameters(),
             lr=p.learning_rate,
@@ -109,7 +112,7 @@ class AdaContrast(TTAMethod):
     # ------------------------------------------------------------ adapting
 
     def adapt(self, images: Tensor) -> Scalars:
-        """Do one update of student, momentum encoder and memories on (N, C, H, W) images in [0, 1]."""
+        """Update the student, the momentum encoder and the memories on (N, C, H, W) images in [0, 1]."""
         self.optimizer.zero_grad(set_to_none=True)
         loss, scalars = self.objective(self.to_device(images))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -119,7 +122,7 @@ class AdaContrast(TTAMethod):
         return scalars
 
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
-        """Return the loss on (N, C, H, W) images in [0, 1] and its terms; both memories take the batch in."""
+        """Return the loss on (N, C, H, W) images in [0, 1] and its terms; both memories take in the batch."""
         p: AdaContrastParams = self.params
         weak = self._weak_view(images)
         grid, chosen, pseudo_labels = self._pseudo_labels(weak)
@@ -149,12 +152,12 @@ class AdaContrast(TTAMethod):
         return self.augmentation.apply_draw(weak, self.augmentation.draw(tuple(weak.shape))).images
 
     def _look(self, network: Network, images: Tensor, momentum: float | None) -> tuple[Tensor, Tensor]:
-        """Return logits (N, L, *spatial) and what entered the head, (N, F, *spatial), both float32.
+        """Return the logits (N, L, *spatial) and what entered the head, (N, F, *spatial), both float32.
 
         Args:
-            network: normalises by the statistics of the batch.
+            network: the network, which normalises by the statistics of the batch.
             images: (N, C, H, W) in [0, 1].
-            momentum: share of the batch in running statistics; None leaves them alone.
+            momentum: share of the batch in the running statistics; None leaves them alone.
         """
         with batch_statistics(network, momentum=momentum), head_features(network) as found:
             logits = self.logits(network, images)
@@ -162,7 +165,7 @@ class AdaContrast(TTAMethod):
 
     @torch.no_grad()
     def _pseudo_labels(self, weak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the grid (P,), which of its pixels are for the contrast (p,), and labels (N, P)."""
+        """Return the grid (P,), the places in it that are for the contrast (p,), and the labels (N, P)."""
         p: AdaContrastParams = self.params
         logits, features = self._look(self.student, weak, p.statistics_momentum)
         slow_logits, slow = self._look(self.teacher, weak, p.statistics_momentum)
@@ -177,7 +180,7 @@ class AdaContrast(TTAMethod):
         return grid, chosen, refined.argmax(dim=1).view(len(weak), -1)
 
     def _grid(self, size: tuple[int, ...]) -> Tensor:
-        """Return flat positions (P,) of a grid with a random offset; of a tile, its one position."""
+        """Return the flat positions (P,) of a grid with a random offset; for a tile, its single position."""
         if not size:
             return torch.zeros(1, dtype=torch.long)
         stride = [min(self.params.refine_stride, length) for length in size]
@@ -189,43 +192,22 @@ class AdaContrast(TTAMethod):
 
     @torch.no_grad()
     def _keys(self, weak: Tensor, positions: Tensor) -> Tensor:
-        """Return the momentum encoder's features (n, F) of another strong view, of length 1."""
+        """Return the momentum encoder's features (n, F) on another strong view, of length 1."""
         _, features = self._look(self.teacher, self._strong_view(weak), None)
         return functional.normalize(rows(features, positions), dim=1)
 
-    # ------------------------------------------------------------ predicting
-
-    @contextmanager
-    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
-        """Give the student, with the statistics of ``images`` where predictions use a case's own."""
-        if images is None or self.params.predict_statistics == "running":
-            yield self.student
-            return
-        with self.own_statistics(self.student, images, self.params.max_slices):
-            yield self.student
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Return the student's probabilities (N, L, *spatial)."""
-        with self.deployed(images) as student:
-            return self.probabilities(student, images)
-
-    def passes(self, slices: int) -> float:
-        """Return forward passes, a backward counted as two."""
-        p: AdaContrastParams = self.params
-        batch = p.batch_slices or slices
-        drawn = batch * (p.updates_per_case or -(-slices // batch))
-        seen = slices if p.draw == "ordered" else drawn
-        own_statistics = slices if p.predict_statistics == "volume" else 0
-        return float(p.epochs * seen * 6 + own_statistics + slices)
+    def passes_per_update(self) -> float:
+        """Count both networks on the weak view, the keys, and the student on the strong view."""
+        return 6
 
     # ------------------------------------------------------------ state
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return student and momentum encoder."""
+        """Return the student and the momentum encoder."""
         return {"student": self.student, "teacher": self.teacher}
 
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """Return the student's optimiser."""
+        """Return the optimiser of the student."""
         return {"student": self.optimizer}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What every test-time adaptation method is.
+"""The contract of a test-time adaptation method.
 
-A method sees images only: ``adapt(images)`` and ``predict(images)``, (N, C, H, W) in [0, 1].
-References are read and compared elsewhere, after the mask is final.
+A method is given images only, (N, C, H, W) in [0, 1]. References are read and compared elsewhere, once the
+mask is final. How a method's networks are run (device, precision, batches, memory) is inherited from
+:class:`Execution` and need not be known to understand a method.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,20 +19,18 @@ from torch import Tensor, nn
 
 from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
-from tesla_med.errors import AdaptationError
-from tesla_med.models.base import Network, norm_layers, to_model_range
-from tesla_med.models.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
+from tesla_med.models.base import Network
 from tesla_med.registry import Registry
-from tesla_med.tta._shared.teacher import average_over_views
-
-if TYPE_CHECKING:
-    from tesla_med.training.measure import SourceStatistics
+from tesla_med.tta._shared.execution import Execution
+from tesla_med.tta._shared.execution import MethodContext as MethodContext
+from tesla_med.tta._shared.parameters import require_norm_layers as require_norm_layers
 
 Scalars = dict[str, Tensor | float]
+"""What an update reports, by name."""
 
 
 class MethodParams(Section):
-    """Parameters every method has: how the slices of a case or site are fed to it."""
+    """Parameters that every method has: how the slices of a case or a site are fed to it."""
 
     batch_slices: int | None = Field(16, ge=1, description="slices an update; null: all of a case")
     draw: Literal["ordered", "replacement"] = "ordered"
@@ -42,36 +40,19 @@ class MethodParams(Section):
     epochs: int = Field(1, ge=1, description="passes over the slices")
 
 
-@dataclass(frozen=True)
-class MethodContext:
-    """What a method is told about the run.
+class TTAMethod(Execution, ABC):
+    """A method: how it adapts, how it predicts, and its full state.
 
-    Attributes:
-        device: where it computes.
-        seed: of all its generators.
-        model_range: images in [0, 1] are mapped to this before the network.
-        precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
-        predict_batch: slices a forward when predicting.
-        cuda_graphs: on a CUDA device, capture repeated passes and replay them.
-        statistics: moments of the source features, for methods of the Y protocols; None under N.
-    """
-
-    device: torch.device
-    seed: int = 0
-    model_range: tuple[float, float] = (-1.0, 1.0)
-    precision: Literal["float32", "bfloat16"] = "float32"
-    predict_batch: int = 16
-    cuda_graphs: bool = True
-    statistics: SourceStatistics | None = None
-
-
-class TTAMethod(ABC):
-    """A method with its model, its full state, and exact save, restore and reset.
+    A subclass must define :meth:`adapt`. By default the adapted ``model`` predicts.
 
     Args:
         model: network with source weights; the method keeps its own copy.
-        params: checked parameters of ``Params``.
+        params: checked parameters, an instance of ``Params``.
         context: device, seed and ranges.
+
+    Attributes:
+        model: the method's copy of the network.
+        steps: number of updates so far.
     """
 
     name: ClassVar[str]
@@ -80,68 +61,26 @@ class TTAMethod(ABC):
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
     adapts: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
-    """Whether the seed changes nothing."""
+    """Whether the result does not depend on the seed."""
     one_network: ClassVar[bool] = True
-    """Whether plain prediction by the deployed network repeats the method's own."""
+    """Whether plain prediction with the deployed network repeats the method's own."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:
-        self.params = params
-        self.context = context
-        self.model: Network = copy.deepcopy(model).to(context.device).eval()
-        if context.device.type == "cuda":
-            self.model = self.model.to(memory_format=torch.channels_last)
-        self.generator = torch.Generator()
-        self.noise_generator = torch.Generator(device=context.device)
-        self._seed_generators()
+        super().__init__(params, context)
+        self.model = self.placed(model)
         self.steps = 0
-        self.limit: int | None = None
-        self.stitch_on_cpu = False
         self.setup()
+        self.make_passes()
         self._initial = self.state_dict()
 
-    def _seed_generators(self) -> None:
-        self.generator.manual_seed(self.context.seed)
-        self.noise_generator.manual_seed(self.context.seed + 1)
-
-    def setup(self) -> None:  # noqa: B027 - optional hook
-        """Prepare parameters, optimisers and copies; called once, after the model is in place."""
-
-    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
-        """Work on at most ``limit`` slices at once from now on; None: as the parameters say.
-
-        Args:
-            limit: of slices in a batch, 1 or more.
-            stitch_on_cpu: bring each batch of probabilities to the CPU before the next is made.
-        """
-        self.limit = limit
-        self.stitch_on_cpu = stitch_on_cpu
-
-    def at_most(self, count: int) -> int:
-        """Return ``count``, or the limit where memory is short."""
-        return count if self.limit is None else min(count, self.limit)
+    def setup(self) -> None:
+        """Prepare parameters, optimisers and copies; called once, when the model is in place."""
 
     # ------------------------------------------------------------ adapting
 
-    def batches(self, images: Tensor) -> Iterator[Tensor]:
-        """Yield the batches of one pass over a case, as the parameters say.
-
-        Args:
-            images: (N, C, H, W) slices of one case.
-        """
-        count = images.shape[0]
-        size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
-        if self.params.draw == "replacement":
-            updates = self.params.updates_per_case or -(-count // size)
-            for _ in range(updates):
-                index = torch.randint(count, (size,), generator=self.generator)
-                yield images[index.to(images.device, non_blocking=True)]
-        else:
-            for start in range(0, count, size):
-                yield images[start : start + size]
-
-    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:  # noqa: B027 - optional hook
-        """Prepare a pass over the slices; ``batches`` may be iterated once, to look ahead."""
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Prepare a pass over the slices; ``batches`` may be iterated over once, to look ahead."""
 
     @abstractmethod
     def adapt(self, images: Tensor) -> Scalars:
@@ -151,49 +90,67 @@ class TTAMethod(ABC):
             images: (N, C, H, W) float32 in [0, 1].
         """
 
-    @abstractmethod
-    def predict(self, images: Tensor) -> Tensor:
-        """Return class probabilities (N, L, H, W) float32 of all slices of one case.
-
-        Args:
-            images: (N, C, H, W) float32 in [0, 1].
-        """
+    # ------------------------------------------------------------ predicting
 
     @property
     def predictor(self) -> Network:
         """The network that predicts; its weights are what a checkpoint saves."""
         return self.model
 
-    @contextmanager
-    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
-        """Give the network as it should be saved, so that plain prediction repeats the masks.
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the class probabilities (N, L, *spatial) of all slices of one case, float32.
 
         Args:
-            images: slices of the case that the weights are for, where they are for one case.
+            images: (N, C, H, W) float32 in [0, 1].
         """
-        yield self.predictor
+        with self.deployed(images) as network:
+            return self.probabilities(network, images)
+
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Provide the network as it should be saved, so that plain prediction with it repeats the masks.
+
+        Args:
+            images: slices of the case that the weights are for, if they are for a single case. Inside the
+                block the network has their statistics, if predictions use those of each case.
+        """
+        if images is None or not self._case_statistics:
+            yield self.predictor
+            return
+        with self.own_statistics(self.predictor, images, self.params.max_slices):
+            yield self.predictor
 
     def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
         """Return the parameters of ``source`` with which the saved network repeats the masks.
 
-        They differ from the defaults where the method's own parameters say ``predict_statistics: volume``
-        and the network is not saved for one case, whose statistics would then be in it.
+        They are the defaults unless predictions use the statistics of each case and the network, which is
+        saved for no particular case, cannot hold them.
         """
-        own = images is None and getattr(self.params, "predict_statistics", "running") == "volume"
+        own = images is None and self._case_statistics
         return {"statistics": "volume", "max_slices": self.params.max_slices} if own else {}
 
+    @property
+    def _case_statistics(self) -> bool:
+        """Whether the parameters ask for predictions normalised by the statistics of each case."""
+        return getattr(self.params, "predict_statistics", "running") == "volume"
+
     def record(self) -> dict[str, float]:
-        """Return slow-moving scalars worth a point a case (policy probabilities, ...)."""
+        """Return slowly changing scalars to be recorded once per case, such as policy probabilities."""
         return {}
 
+    def passes_per_update(self) -> float:
+        """Return the forward passes that an update costs per slice; a backward pass counts as two."""
+        return 0
+
     def passes(self, slices: int) -> float:
-        """Return about how many forward passes of one slice a case of ``slices`` costs."""
-        return float(slices)
+        """Return roughly how many forward passes of one slice a case of ``slices`` slices costs."""
+        updates = self.params.epochs * self.slices_seen(slices) * self.passes_per_update()
+        return float(updates + (slices if self._case_statistics else 0) + slices)
 
     # ------------------------------------------------------------ state
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return every module with state, by name."""
+        """Return every module that has state, by name."""
         return {"model": self.model}
 
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
@@ -225,100 +182,24 @@ class TTAMethod(ABC):
         """Return to the source model: weights, buffers, optimisers, memories and generators."""
         self.load_state_dict(self._initial)
 
-    # ------------------------------------------------------------ helpers
-
-    @contextmanager
-    def own_statistics(self, network: nn.Module, images: Tensor, limit: int) -> Iterator[None]:
-        """Normalise by the statistics of a case's slices inside the block; the old ones come back.
-
-        Args:
-            network: its running statistics are replaced.
-            images: (N, C, H, W) in [0, 1].
-            limit: at most this many slices, evenly spaced, give the statistics.
-        """
-        with kept_running_statistics(network), torch.no_grad():
-            with batch_statistics(network, momentum=1.0):
-                self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
-            yield
-
-    def to_device(self, images: Tensor) -> Tensor:
-        """Return the images on the device of the method."""
-        return images.to(self.context.device, non_blocking=True)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast block of the chosen precision."""
-        if self.context.precision == "bfloat16":
-            return torch.autocast(self.context.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
-    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return float32 logits (N, L, H, W) of images in [0, 1]."""
-        inputs = to_model_range(images, self.context.model_range)
-        if self.context.device.type == "cuda":
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with self.autocast():
-            output: Tensor = model(inputs)
-        return output.float()
-
-    @torch.no_grad()
-    def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return probabilities in batches of ``predict_batch``, where the images are."""
-        parts = []
-        size = self.at_most(self.context.predict_batch)
-        for start in range(0, images.shape[0], size):
-            batch = self.to_device(images[start : start + size])
-            part = self.logits(model, batch).softmax(dim=1)
-            parts.append(part.cpu() if self.stitch_on_cpu else part)
-        return torch.cat(parts).to(images.device)
-
-    def view_mean(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the mean probabilities over ``predict_views`` weak views (Eq. 5), the same at every call."""
-        p: Any = self.params
-        return average_over_views(
-            images,
-            lambda view: self.probabilities(model, view),
-            p.predict_views,
-            scale=p.weak_scale,
-            shift=p.weak_shift,
-            flip=p.weak_flip,
-        )
-
 
 METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta")
 
 
 def make_method(name: str, model: Network, params: Mapping[str, Any], context: MethodContext) -> TTAMethod:
-    """Return the method called ``name`` with its parameters checked.
+    """Return the method called ``name``, with its parameters checked.
 
     Raises:
-        ConfigError: unknown method or parameters that do not fit it.
+        ConfigError: the method is unknown, or the parameters do not fit it.
         AdaptationError: the method cannot adapt this model.
     """
-    method = METHODS.get(name)
-    return method(model, check_params(name, params), context)
+    return METHODS.get(name)(model, check_params(name, params), context)
 
 
 def check_params(name: str, params: Mapping[str, Any]) -> MethodParams:
     """Return the checked parameters of the method called ``name``.
 
     Raises:
-        ConfigError: unknown method or parameters that do not fit it.
+        ConfigError: the method is unknown, or the parameters do not fit it.
     """
     return validate(METHODS.get(name).Params, params, f"methods.{name}")
-
-
-def require_norm_layers(model: nn.Module, method: str, *, affine: bool = False) -> None:
-    """Refuse a model without batch norms that the method could adapt.
-
-    Raises:
-        AdaptationError: with the number of norm layers found and what to do.
-    """
-    layers = norm_layers(model)
-    usable = [layer for layer in layers if layer.affine] if affine else layers
-    if not usable:
-        others = sum("Norm" in type(layer).__name__ for layer in model.modules())
-        need = "batch-norm layers with affine parameters" if affine else "batch-norm layers"
-        raise AdaptationError(
-            f"method {method!r} adapts {need}, and the model has 0 ({others} norm layers of other kinds); "
-            "use method 'tesla', or a network with batch normalisation (MONAI: norm: batch)"
-        )

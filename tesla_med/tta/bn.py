@@ -1,4 +1,9 @@
-"""BN: normalisation statistics of the test images in place of the source's, weights frozen."""
+"""BN: the normalisation statistics of the test images in place of the source's, with frozen weights.
+
+For every batch norm, mean and variance become (Nado et al. 2020; Schneider et al. 2020)
+
+    target_share * statistics of the test images  +  (1 - target_share) * statistics of the source.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,8 @@ from tesla_med.models.normalisation import (
     evenly_spaced,
     running_statistics,
 )
-from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod, require_norm_layers
+from tesla_med.tta._shared.parameters import require_norm_layers
+from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
 class BNParams(MethodParams):
@@ -33,33 +39,33 @@ class BNParams(MethodParams):
 
 @METHODS.register("bn")
 class BN(TTAMethod):
-    """Replace the running statistics of every batch norm by those of the test images.
+    """Replacement of the running statistics of every batch norm by those of the test images.
 
-    One pass: from all slices of a case in one forward, so that layer after layer sees its inputs
-    normalised by the same slices. Several passes: the mean over the site's batches.
+    In a single pass over a case, statistics come from all its slices in one forward pass, so that the inputs
+    of every layer are normalised by the same slices. In several passes, they are the mean over batches.
     """
 
     name = "bn"
-    summary = "normalisation statistics of the test images, optionally mixed with the source's"
+    summary = "replaces normalisation statistics by those of the test images, or mixes both"
     citation = "Nado et al. 2020, Evaluating prediction-time batch normalization; Schneider et al. 2020"
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = BNParams
 
     def setup(self) -> None:
-        """Keep the source's statistics for mixing."""
+        """Keep the statistics of the source for mixing."""
         require_norm_layers(self.model, self.name)
         self._source = copied(running_statistics(self.model))
         self._target = copied(self._source)
         self._seen = 0
 
     def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
-        """Start the mean over batches again."""
+        """Start the mean over batches anew."""
         self._seen = 0
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Scalars:
-        """Take the statistics of ``images`` into the mean over the batches of this pass."""
+        """Include the statistics of ``images`` in the mean over the batches of this pass."""
         batch = self.to_device(evenly_spaced(images, self.params.max_slices))
         with batch_statistics(self.model, momentum=1.0):
             self.logits(self.model, batch)
@@ -69,10 +75,6 @@ class BN(TTAMethod):
         blend_running_statistics(self.model, self._source, self.params.target_share)
         self.steps += 1
         return {}
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Return probabilities (N, L, H, W) under the present statistics."""
-        return self.probabilities(self.model, images)
 
     def passes(self, slices: int) -> float:
         """Return one pass for the statistics and one for the prediction."""

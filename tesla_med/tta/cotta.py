@@ -1,21 +1,20 @@
 """CoTTA: continual test-time adaptation (Wang et al., CVPR 2022).
 
-One update, on a batch of slices:
+For each batch of slices, with equations of that paper:
 
-1. the teacher's pseudo-labels (Eq. 2 to 4 of that paper): its prediction on the batch or, where the
-   source model is not confident enough, the mean over augmented views;
-2. the student, by cross-entropy to them (Eq. 1);
-3. the teacher, as the moving average of the student (Eq. 2);
-4. stochastic restoration: each element of each weight of the student goes back to the source's
-   with a small probability (Eq. 7 and 8).
+1. The teacher gives pseudo-labels y (Eq. 2 to 4): its prediction on the batch or, if the source model is not
+   confident enough, the mean over augmented views.
+2. The student takes one step down the cross-entropy to them, the mean of - sum_k y_k log p_k (Eq. 1).
+3. The teacher moves as the moving average of the student (Eq. 2).
+4. Each element of each weight of the student is restored to its source value with a small probability
+   (Eq. 7 and 8).
 
-The teacher predicts.
+All parameters learn. The teacher predicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -26,7 +25,7 @@ from torch.nn import functional
 from tesla_med.augment import warp
 from tesla_med.augment.static import RandAugment
 from tesla_med.models.base import Network
-from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta._shared.teacher import Flip, average_over_views, make_teacher, update_teacher
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
@@ -62,16 +61,22 @@ class CoTTAParams(MethodParams):
 
 @METHODS.register("cotta")
 class CoTTA(TTAMethod):
-    """Student, EMA teacher, averaged labels, stochastic restoration; see the module's docstring."""
+    """Averaged pseudo-labels and stochastic restoration; see the module's docstring.
+
+    Attributes:
+        source: the frozen source model, which never changes.
+        student: the network that learns.
+        teacher: its moving average, which gives labels and predicts.
+    """
 
     name = "cotta"
-    summary = "EMA teacher, labels averaged over augmented views, weights restored at random"
+    summary = "learns from a moving-average teacher's averaged labels and restores weights at random"
     citation = "Wang et al., Continual Test-Time Domain Adaptation, CVPR 2022"
     protocols = ("N-O", "N-M")
     Params = CoTTAParams
 
     def setup(self) -> None:
-        """Keep the source, make the teacher, the views and the optimiser."""
+        """Keep the source, and make the teacher, the views and the optimiser."""
         p: CoTTAParams = self.params
         self.student = self.model.requires_grad_(True)
         self.source = make_teacher(self.student)
@@ -82,32 +87,28 @@ class CoTTA(TTAMethod):
         )
         fused = self.context.device.type == "cuda" or None
         self.optimizer = torch.optim.Adam(self.student.parameters(), lr=p.learning_rate, fused=fused)
-        self._make_passes()
 
-    def _make_passes(self) -> None:
-        """Make every kind of pass; only clean ones move running statistics, never the source's."""
-        momentum = self.params.statistics_momentum
-        pool = GraphPool(self.context.cuda_graphs and self.limit is None)
+    def make_passes(self) -> None:
+        """Make every kind of pass; only clean passes move running statistics, and never the source's."""
+        momentum, pool = self.params.statistics_momentum, self.graph_pool()
         self._anchor = NetworkPass(self.source, self.logits, momentum=None, pool=pool)
         self._clean = NetworkPass(self.teacher, self.logits, momentum=momentum, pool=pool)
         self._augmented = NetworkPass(self.teacher, self.logits, momentum=None, pool=pool)
         self._learning = NetworkPass(self.student, self.logits, momentum=momentum, gradient=True, pool=pool)
 
-    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
-        """Also do without graphs, which hold memory, while there is a limit."""
-        changed = (self.limit is None) != (limit is None)
-        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
-        if changed:
-            self._make_passes()
+    def passes_per_update(self) -> float:
+        """Count the source's pass, the views of averaged labels, and the student's."""
+        views: int = self.params.views
+        return 1 + views + 3
 
     # ------------------------------------------------------------ adapting
 
     def adapt(self, images: Tensor) -> Scalars:
-        """Do one update of student and teacher on (N, C, H, W) images in [0, 1]."""
+        """Update the student and the teacher on (N, C, H, W) images in [0, 1]."""
         images = self.to_device(images)
         pseudo_labels, confidence = self._pseudo_labels(images)
         self.optimizer.zero_grad(set_to_none=True)
-        logits, _ = self._learning(images)
+        logits = self._learning(images).logits
         loss = functional.cross_entropy(logits, pseudo_labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -118,10 +119,10 @@ class CoTTA(TTAMethod):
 
     @torch.no_grad()
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the teacher's labels (N, L, *spatial), and the source's mean confidence (Eq. 4)."""
+        """Return the teacher's labels (N, L, *spatial) and the source model's mean confidence (Eq. 4)."""
         p: CoTTAParams = self.params
-        confidence = self._anchor(images)[0].softmax(dim=1).amax(dim=1).mean()
-        labels = self._clean(images)[0].softmax(dim=1)
+        confidence = self._anchor(images).logits.softmax(dim=1).amax(dim=1).mean()
+        labels = self._clean(images).logits.softmax(dim=1)
         if p.views > 1 and bool(confidence < p.confidence_threshold):
             labels = average_over_views(
                 images,
@@ -136,13 +137,13 @@ class CoTTA(TTAMethod):
         return labels, confidence
 
     def _label_view(self, images: Tensor) -> Tensor:
-        """Return the teacher's probabilities on augmented ``images``, back in their frame."""
+        """Return the teacher's probabilities on an augmented view of ``images``, warped back."""
         view = self.augmentation.apply_draw(images, self.augmentation.draw(tuple(images.shape)))
-        return warp.from_view(self._augmented(view.images)[0].softmax(dim=1), view.theta)
+        return warp.from_view(self._augmented(view.images).logits.softmax(dim=1), view.theta)
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Put elements of the student's weights back to the source's, each with ``restore`` (Eq. 8)."""
+        """Restore each element of the student's weights with probability ``restore`` (Eq. 7 and 8)."""
         if self.params.restore == 0:
             return
         for ours, source in zip(self.student.parameters(), self.source.parameters(), strict=True):
@@ -156,35 +157,12 @@ class CoTTA(TTAMethod):
         """The teacher."""
         return self.teacher
 
-    @contextmanager
-    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
-        """Give the teacher, with the statistics of ``images`` where predictions use a case's own."""
-        if images is None or self.params.predict_statistics == "running":
-            yield self.teacher
-            return
-        with self.own_statistics(self.teacher, images, self.params.max_slices):
-            yield self.teacher
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Return the teacher's probabilities (N, L, *spatial), of the images as they are."""
-        with self.deployed(images) as teacher:
-            return self.probabilities(teacher, images)
-
-    def passes(self, slices: int) -> float:
-        """Return forward passes, a backward counted as two, with labels that are averaged."""
-        p: CoTTAParams = self.params
-        batch = p.batch_slices or slices
-        drawn = batch * (p.updates_per_case or -(-slices // batch))
-        seen = slices if p.draw == "ordered" else drawn
-        own_statistics = slices if p.predict_statistics == "volume" else 0
-        return float(p.epochs * seen * (1 + p.views + 3) + own_statistics + slices)
-
     # ------------------------------------------------------------ state
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return student and teacher; the source never changes."""
+        """Return the student and the teacher; the source never changes."""
         return {"student": self.student, "teacher": self.teacher}
 
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """Return the student's optimiser."""
+        """Return the optimiser of the student."""
         return {"student": self.optimizer}

@@ -1,12 +1,17 @@
 """OptTTA: learned test-time augmentation of a frozen network (Tomar et al., MIDL 2022).
 
-A sub-policy is ``policy_size`` of seven operations. Their magnitudes are learned on random slices of
-a volume: low entropy of the prediction, activations like those the source's normalisation layers
-remember, and a class marginal of high entropy. On the first volume every sub-policy is learned and
-the best ``keep`` by their loss stay; later volumes learn these on from where they are. A prediction
-is the mean over randomly augmented views of the kept sub-policies, warped back.
+A sub-policy consists of ``policy_size`` of seven operations. Their magnitudes are learned on random slices of
+a volume by steps down
 
-Written from the paper's description alone; its authors' code has not been used.
+    mean of  - sum_k p_k log p_k  +  norm_weight * distance  +  marginal_weight * sum_k m_k log m_k,
+
+where p are the predictions on augmented slices, m is their mean, and the distance is that between the inputs
+of the normalisation layers and the statistics that these remember from the source. On the first volume every
+sub-policy is learned, and the ``keep`` sub-policies with the smallest loss stay; on later volumes these are
+learned further. A prediction is the mean over randomly augmented views of the kept sub-policies, warped back.
+The network itself is frozen.
+
+This was written from the description in the paper alone; the code of its authors has not been used.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ class OptTTAParams(MethodParams):
 
 
 class SubPolicies(nn.Module):
-    """All sets of ``size`` operations in order, each with its own magnitudes (raw: before a sigmoid)."""
+    """All sets of ``size`` operations, in order, each with its own magnitudes (raw, before a sigmoid)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -57,20 +62,25 @@ class SubPolicies(nn.Module):
 
 @METHODS.register("opttta")
 class OptTTA(TTAMethod):
-    """Search of sub-policies around a frozen network; see the module's docstring."""
+    """Learned augmentation of the input of a frozen network; see the module's docstring.
+
+    Attributes:
+        policies: all sub-policies with their magnitudes.
+        kept: indices of the sub-policies that predict, the best one first; empty before the first volume.
+    """
 
     name = "opttta"
-    summary = "frozen network, predictions averaged over learned augmentations"
+    summary = "averages the predictions of the frozen network over learned augmentations"
     citation = "Tomar et al., OptTTA: Learnable Test-Time Augmentation for Source-Free Adaptation, MIDL 2022"
     protocols = ("N-O", "N-M")
     one_network: ClassVar[bool] = False
     Params = OptTTAParams
 
     def setup(self) -> None:
-        """Freeze the network, make the sub-policies.
+        """Freeze the network and make the sub-policies.
 
         Raises:
-            AdaptationError: a classifier of tiles, which come in no volumes.
+            AdaptationError: the model classifies tiles, which do not come in volumes.
         """
         if self.model.task != "segmentation":
             raise AdaptationError(
@@ -84,14 +94,14 @@ class OptTTA(TTAMethod):
     # ------------------------------------------------------------ adapting
 
     def batches(self, images: Tensor) -> Iterator[Tensor]:
-        """Yield all slices of a case: every step draws its own, with replacement."""
+        """Yield all slices of a case at once, since every step draws its own, with replacement."""
         if self.params.draw == "ordered":
             yield from super().batches(images)
         else:
             yield images
 
     def adapt(self, images: Tensor) -> Scalars:
-        """Learn magnitudes on the (N, C, H, W) slices of one volume; on the first, choose sub-policies."""
+        """Learn magnitudes on the (N, C, H, W) slices of a volume; on the first one, choose sub-policies."""
         p: OptTTAParams = self.params
         candidates = self.kept or tuple(range(len(self.policies)))
         steps = p.later_steps if self.kept else p.first_steps
@@ -110,10 +120,10 @@ class OptTTA(TTAMethod):
         }
 
     def _learn(self, index: int, images: Tensor, steps: int) -> Tensor:
-        """Learn the magnitudes of one sub-policy and return its losses, the mean over the last tenth.
+        """Learn the magnitudes of one sub-policy and return its mean losses over the last tenth of steps.
 
         Returns:
-            (4,): total, entropy, distance of the norm statistics, class marginal.
+            (4,): the total, the entropy, the distance of the norm statistics and the class marginal.
         """
         p: OptTTAParams = self.params
         count = len(images)
@@ -133,7 +143,7 @@ class OptTTA(TTAMethod):
         return torch.stack(last).mean(dim=0)
 
     def _objective(self, index: int, raw: Tensor, images: Tensor) -> Tensor:
-        """Return the objective of one batch and its three terms, (4,), with gradient in ``raw`` (7,)."""
+        """Return the objective of one batch and its three terms, (4,), with a gradient in ``raw`` (7,)."""
         p: OptTTAParams = self.params
         draw = draw_views(len(images), self.generator, self.context.device)
         view = apply_draw(images, self.policies.members[index], raw.sigmoid(), draw)
@@ -149,14 +159,14 @@ class OptTTA(TTAMethod):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Return (N, L, *spatial), the mean over views; before any search, the network's own."""
+        """Return the mean probabilities (N, L, *spatial) over views; before any search, the network's own."""
         if not self.kept:
             return self.probabilities(self.model, images)
         parts = torch.split(images, self.at_most(self.context.predict_batch))
         return torch.cat([self._mean_over_views(part) for part in parts])
 
     def _mean_over_views(self, images: Tensor) -> Tensor:
-        """Return the mean over views of a few slices; as many views at once as fit into a batch."""
+        """Return the mean over views of a few slices, with as many views at once as fit into a batch."""
         size = self.at_most(self.context.predict_batch)
         at_once = max(1, size // len(images))
         several = self.to_device(images)
@@ -172,14 +182,14 @@ class OptTTA(TTAMethod):
         return result.cpu() if self.stitch_on_cpu else result.to(images.device)
 
     def _view(self, index: int, images: Tensor) -> Tensor:
-        """Return probabilities of one view an image, back in its frame."""
+        """Return the probabilities of one view per image, warped back."""
         draw = draw_views(len(images), self.generator, self.context.device)
         magnitudes = self.policies.raw[index].sigmoid()
         view = apply_draw(images, self.policies.members[index], magnitudes, draw)
         return warp.from_view(self.logits(self.model, view.images).softmax(dim=1), view.theta)
 
     def record(self) -> dict[str, float]:
-        """Return by operation the share of kept sub-policies with it, and its mean magnitude there."""
+        """Return for each operation the share of kept sub-policies with it and its mean magnitude in them."""
         result: dict[str, float] = {}
         magnitudes = self.policies.raw.sigmoid().cpu()
         for position, name in enumerate(OPERATIONS):
@@ -190,7 +200,7 @@ class OptTTA(TTAMethod):
         return result
 
     def passes(self, slices: int) -> float:
-        """Return forward passes, a backward counted as two; the whole search while nothing is chosen."""
+        """Return the forward passes, including the whole search while nothing has been chosen."""
         p: OptTTAParams = self.params
         learned = p.later_steps * len(self.kept) if self.kept else p.first_steps * len(self.policies)
         batch = p.batch_slices or slices
@@ -204,7 +214,7 @@ class OptTTA(TTAMethod):
         return {"model": self.model, "policies": self.policies}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the common state and which sub-policies are kept, the best first."""
+        """Return the common state and which sub-policies are kept, the best one first."""
         return super().state_dict() | {"kept": self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,10 @@
 """PL: pseudo-labels (Lee, ICML workshop 2013), as a baseline of test-time adaptation.
 
-One update, on a batch of slices: a step down the cross-entropy of the network to its own most likely
-classes, those of the same forward, over all pixels or those it is confident about.
+For each batch, PL takes one step down the cross-entropy of the network to its own most likely classes,
+
+    y = argmax_k p_k,    loss = - mean over pixels with p_y >= threshold of  log p_y,
+
+where the labels y come from the same forward pass as the predictions p.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tesla_med.tta._shared.learner import Learner, LearnerParams, all_but_head, norm_affine
+from tesla_med.tta._shared.learner import Learner, LearnerParams
+from tesla_med.tta._shared.parameters import all_but_head, norm_affine
 from tesla_med.tta.base import METHODS, Scalars
 
 
@@ -29,22 +33,23 @@ class PLParams(LearnerParams):
 
 @METHODS.register("pl")
 class PL(Learner):
-    """Cross-entropy to own hard pseudo-labels; see the module's docstring."""
+    """Cross-entropy to the network's own hard pseudo-labels; see the module's docstring."""
 
     name = "pl"
-    summary = "cross-entropy to own hard pseudo-labels"
+    summary = "trains the network on its own most likely classes by cross-entropy"
     citation = "Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML-W 2013"
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = PLParams
 
-    def _adapted(self) -> list[nn.Parameter]:
+    def updated_parameters(self) -> list[nn.Parameter]:
+        """Return the scale and shift of norm layers, or everything but the head, as ``adapt`` says."""
         choose = norm_affine if self.params.adapt == "affine" else all_but_head
         return choose(self.model, self.name)
 
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
-        """Return the cross-entropy on (N, C, H, W) images in [0, 1]; 0 where no pixel is confident enough."""
-        logits, _ = self._learning(images)
+        """Return the cross-entropy on (N, C, H, W) images in [0, 1]; 0 if no pixel is confident enough."""
+        logits = self.learning(images).logits
         confidence, pseudo_labels = logits.detach().softmax(dim=1).max(dim=1)
         kept = (confidence >= self.params.confidence_threshold).float()
         values = functional.cross_entropy(logits, pseudo_labels, reduction="none")

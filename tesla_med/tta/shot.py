@@ -1,14 +1,19 @@
 """SHOT: source hypothesis transfer (Liang et al., ICML 2020), for tiles and for pixels.
 
-The head, the source's hypothesis, is frozen; the rest learns by information maximisation, the mean
-entropy of the predictions minus the entropy of their class marginal (Sec. 3.2 there), and by cross-entropy
-to pseudo-labels (Sec. 3.3): the class whose prototype is nearest, by cosine, to the features that enter the
-head. With ``pseudo_label_weight: 0`` this is SHOT-IM.
+The head, which is the source's hypothesis, stays frozen, and everything else learns. For each batch, SHOT
+takes one step down
 
-Prototypes are made before every pass over the slices, from all of them: first means of the features
-weighted by the probabilities, then means over the pixels that these are nearest to. Features of all pixels
-of a site do not fit into memory, so ``prototype_pixels`` of each slice, drawn at random, stand for them.
-Every pixel of a batch is then labelled by its present features, which costs as much as a second head.
+    mean of  - sum_k p_k log p_k   +   sum_k m_k log m_k   +   beta * mean of  - log p_y.
+
+The first two terms are information maximisation (Sec. 3.2): the entropy of the predictions p and the negative
+entropy of their mean m, the class marginal. The third is the cross-entropy to pseudo-labels y (Sec. 3.3): the
+class whose prototype is nearest, by cosine, to the features that enter the head. ``pseudo_label_weight: 0``,
+which is beta, turns this into SHOT-IM.
+
+Prototypes are made before every pass over the slices, from all of them: first as means of the features
+weighted by the probabilities, then as means over the pixels that are nearest to the first ones. The features
+of all pixels of a site do not fit into memory, so ``prototype_pixels`` of each slice, drawn at random, stand
+for them. Every pixel of a batch is then labelled by its present features, at the cost of a second head.
 """
 
 from __future__ import annotations
@@ -23,8 +28,9 @@ from torch.nn import functional
 
 from tesla_med import losses
 from tesla_med.models.normalisation import batch_statistics
-from tesla_med.tta._shared.learner import Learner, LearnerParams, all_but_head
-from tesla_med.tta._shared.neighbours import head_features, in_frame_of, rows
+from tesla_med.tta._shared.features import head_features, in_frame_of, sampled
+from tesla_med.tta._shared.learner import Learner, LearnerParams
+from tesla_med.tta._shared.parameters import all_but_head
 from tesla_med.tta.base import METHODS, Scalars
 
 
@@ -46,24 +52,26 @@ class SHOT(Learner):
     """Information maximisation and prototype pseudo-labels, head frozen; see the module's docstring.
 
     Attributes:
-        prototypes: (L, F) of the present pass, None before one and with SHOT-IM.
+        prototypes: (L, F) of the present pass over the slices; None before the first and with SHOT-IM.
     """
 
     name = "shot"
-    summary = "information maximisation and pseudo-labels by class prototypes, head frozen"
+    summary = "maximises information and learns from pseudo-labels by class prototypes, with a frozen head"
     citation = "Liang, Hu, Feng: Do We Really Need to Access the Source Data?, ICML 2020"
     protocols = ("N-O", "N-M")
     Params = SHOTParams
 
     def setup(self) -> None:
-        """Prepare learning; there are no prototypes yet."""
+        """Prepare learning, without prototypes."""
         self.prototypes: Tensor | None = None
         super().setup()
 
-    def _adapted(self) -> list[nn.Parameter]:
+    def updated_parameters(self) -> list[nn.Parameter]:
+        """Return everything but the head."""
         return all_but_head(self.model, self.name)
 
-    def _make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return SGD with Nesterov momentum."""
         p: SHOTParams = self.params
         return torch.optim.SGD(
             parameters,
@@ -74,29 +82,15 @@ class SHOT(Learner):
         )
 
     @property
-    def _labels(self) -> bool:
+    def needs_features(self) -> bool:
+        """Whether there are pseudo-labels, which SHOT-IM does without."""
         return bool(self.params.pseudo_label_weight > 0)
 
-    @property
-    def _wants_graphs(self) -> bool:
-        return super()._wants_graphs and not self._labels  # a graph does not hand the features out
+    def passes_per_update(self) -> float:
+        """Count also the pass from which prototypes are made."""
+        return super().passes_per_update() + self.needs_features
 
-    # ------------------------------------------------------------ adapting
-
-    @torch.no_grad()
-    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
-        """Make the prototypes of this pass from the slices ahead; running statistics stay."""
-        super().start_epoch(epoch, batches)
-        if not self._labels:
-            return
-        samples = []
-        for images in batches:
-            with batch_statistics(self.model, momentum=None), head_features(self.model) as found:
-                logits = self.logits(self.model, self.to_device(images))
-            samples.append(self._sample(logits, in_frame_of(logits, found[-1])))
-        if samples:
-            features, probs = (torch.cat(column) for column in zip(*samples, strict=True))
-            self.prototypes = class_prototypes(features, probs)
+    # ------------------------------------------------------------ objective
 
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
         """Return information maximisation plus ``pseudo_label_weight`` times the cross-entropy.
@@ -105,39 +99,45 @@ class SHOT(Learner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: SHOTParams = self.params
-        if self._labels:
-            with head_features(self.model) as found:
-                logits, _ = self._learning(images)
-        else:
-            logits, _ = self._learning(images)
+        logits, _, features = self.learning(images)
         entropy, marginal = losses.entropy(logits), losses.class_marginal(logits)
         loss = entropy + p.marginal_weight * marginal
         scalars: Scalars = {"loss/entropy": entropy.detach(), "loss/class_marginal": marginal.detach()}
-        if self._labels:
-            features = in_frame_of(logits, found[-1].detach())
-            trained = functional.cross_entropy(logits, self._pseudo_labels(logits.detach(), features))
+        if features is not None:
+            labels = self._pseudo_labels(logits.detach(), features.detach())
+            trained = functional.cross_entropy(logits, labels)
             loss = loss + p.pseudo_label_weight * trained
             scalars["loss/pseudo_labels"] = trained.detach()
         return loss, scalars
 
     def _pseudo_labels(self, logits: Tensor, features: Tensor) -> Tensor:
-        """Return the class (N, *spatial) of the nearest prototype; outside a pass, those of the batch."""
+        """Return the class (N, *spatial) of the nearest prototype; outside a pass, of the batch's own."""
         prototypes = self.prototypes
         if prototypes is None:
             prototypes = class_prototypes(*self._sample(logits, features))
-        return nearest_prototype(features, prototypes)
+        return nearest_prototype(in_frame_of(logits, features), prototypes)
+
+    # ------------------------------------------------------------ prototypes
+
+    @torch.no_grad()
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Make the prototypes of this pass from the slices ahead; running statistics stay as they are."""
+        super().start_epoch(epoch, batches)
+        if not self.needs_features:
+            return
+        samples = []
+        for images in batches:
+            with batch_statistics(self.model, momentum=None), head_features(self.model) as found:
+                logits = self.logits(self.model, self.to_device(images))
+            samples.append(self._sample(logits, found[-1]))
+        if samples:
+            features, probs = (torch.cat(column) for column in zip(*samples, strict=True))
+            self.prototypes = class_prototypes(features, probs)
 
     def _sample(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (P, F) and probabilities (P, L) of pixels drawn once for all slices."""
-        size = logits[0, 0].numel()
-        drawn = torch.randperm(size, generator=self.generator)[: self.params.prototype_pixels]
-        positions = drawn.to(logits.device)
-        return rows(features, positions), rows(logits, positions).softmax(dim=1)
-
-    def passes(self, slices: int) -> float:
-        """Return forward passes, a backward counted as two, with those for the prototypes."""
-        ahead = self.params.epochs * self._slices_seen(slices) if self._labels else 0
-        return super().passes(slices) + ahead
+        found, drawn = sampled(logits, features, self.params.prototype_pixels, self.generator)
+        return found, drawn.softmax(dim=1)
 
     # ------------------------------------------------------------ state
 
@@ -154,7 +154,7 @@ class SHOT(Learner):
 
 
 def class_prototypes(features: Tensor, probs: Tensor) -> Tensor:
-    """Return a prototype a class, of length 1: both rounds of Sec. 3.3.
+    """Return one prototype per class, of length 1, after both rounds of Sec. 3.3.
 
     Args:
         features: (P, F) float32.
@@ -172,7 +172,7 @@ def class_prototypes(features: Tensor, probs: Tensor) -> Tensor:
 def nearest_prototype(features: Tensor, prototypes: Tensor) -> Tensor:
     """Return the class (N, *spatial) whose prototype is nearest by cosine.
 
-    The length of a feature does not change which one that is, so features stay as they are.
+    The length of a feature does not change which prototype that is, so features are not normalised.
 
     Args:
         features: (N, F, *spatial).

@@ -1,4 +1,4 @@
-"""Source: the frozen model, the baseline that nothing may end below."""
+"""Source: the frozen model, which is the baseline that no method should end below."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.tta._shared.teacher import Flip
+from tesla_med.tta._shared.teacher import Flip, view_mean
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
 class SourceParams(MethodParams):
-    """How the frozen model is normalised; adapted weights say in their card what they need."""
+    """How the frozen model is normalised; the card of adapted weights says what they need."""
 
     statistics: Literal["running", "volume"] = Field(
         "running", description="normalise by running statistics or by the case's own"
@@ -26,10 +26,10 @@ class SourceParams(MethodParams):
 
 @METHODS.register("source")
 class Source(TTAMethod):
-    """The source model as it is, running statistics and all."""
+    """The source model as it is, with its running statistics."""
 
     name = "source"
-    summary = "the frozen source model"
+    summary = "predicts with the frozen source model"
     citation = "no adaptation"
     protocols = ("N-O", "N-M")
     adapts = False
@@ -41,15 +41,15 @@ class Source(TTAMethod):
         return {}
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return the model's probabilities (N, L, H, W); its weights and statistics stay as they are."""
+        """Return the probabilities (N, L, *spatial); weights and statistics stay as they are."""
         if self.params.statistics == "running":
             return self._averaged(images)
         with self.own_statistics(self.model, images, self.params.max_slices):
             return self._averaged(images)
 
     def _averaged(self, images: Tensor) -> Tensor:
-        """Return probabilities, the mean over weak views where there are several (Eq. 5)."""
+        """Return the probabilities, as the mean over weak views if there are several."""
         p: SourceParams = self.params
         if p.predict_views == 1:
             return self.probabilities(self.model, images)
-        return self.view_mean(self.model, images)
+        return view_mean(self, self.model, images)

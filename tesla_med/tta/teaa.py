@@ -1,11 +1,14 @@
 """TeAA: TeSLA's learned augmentation as a plug-in to other objectives (Tomar et al. 2023, Sec. 4.3).
 
-To the objective of another method it adds what TeSLA learns from augmented views: a teacher that is
-the moving average of the student, a policy that learns to make views hard for it (Eq. 8 to 13), and
-distillation of its pseudo-labels on such views (Eq. 4). The rest stays the other method's: which
-parameters learn, by which optimiser, what moves running statistics, and which network predicts.
+The plug-in adds to the objective of another method what TeSLA learns from augmented views,
 
-To plug it into one more method, give that an ``objective(images) -> (loss, scalars)`` which its
+    objective of the method  +  distillation_weight * mean of KL(y || p on an adversarial view)    (Eq. 4),
+
+where the pseudo-labels y come from a teacher, the moving average of the student, and a policy learns to make
+views hard for that teacher (Eq. 8 to 13). Everything else stays the method's: which parameters learn, by
+which optimiser, what moves running statistics, and which network predicts.
+
+To plug it into another method, give that method an ``objective(images) -> (loss, scalars)`` which its
 ``adapt`` descends, and add a parameter model and a class below.
 """
 
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 
 from tesla_med.models.base import Network
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
-from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta._shared.teacher import make_teacher, update_teacher
 from tesla_med.tta.adacontrast import AdaContrast, AdaContrastParams
 from tesla_med.tta.base import METHODS, Scalars
@@ -29,35 +32,34 @@ PLUGGED = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversari
 
 
 class TeAA(AugmentedMethod):
-    """The plug-in; stands before the method that it is added to among the bases of a class.
+    """The plug-in; it stands before the method that it is added to among the bases of a class.
 
-    A method that has a moving average of its student already, as ``teacher``, lends it; else one is
-    made. The teacher and the views are normalised by the statistics of their batch, and move none.
+    A method that already has a moving average of its student, as ``teacher``, lends it; otherwise the plug-in
+    makes one. The teacher and the views are normalised by the statistics of their batch, and move none.
     """
 
     def setup(self) -> None:
-        """Let the method prepare, then make the policy, its optimiser and a teacher where there is none."""
+        """Let the method prepare, then make the policy, its optimiser and, if there is none, a teacher."""
         super().setup()
         lent: Network | None = getattr(self, "teacher", None)
         self._own_teacher = lent is None
         self.teacher = make_teacher(self.model) if lent is None else lent
         self.policy = self._make_policy()
         self.policy_optimizer = self._make_policy_optimizer()
-        self._make_passes()
 
-    def _make_passes(self) -> None:
-        """Make the passes of teacher and distillation."""
-        pool = GraphPool(self.context.cuda_graphs and self.limit is None)
-        teacher, student = self.teacher, self.model
+    def make_passes(self) -> None:
+        """Make the method's passes, and those of the teacher and the distillation."""
+        super().make_passes()
+        teacher, student, pool = self.teacher, self.model, self.graph_pool()
         self._clean = NetworkPass(teacher, self.logits, momentum=None, tap=True, pool=pool)
         self._weak = NetworkPass(teacher, self.logits, momentum=None, pool=pool)
         self._attacked = NetworkPass(teacher, self.logits, momentum=None, tap=True, gradient=True, pool=pool)
-        # Never a graph: its capture would put running statistics back in place while the method's own
-        # forward through the same network still waits for its backward.
+        # Never a graph: a capture would put running statistics back in place while the method's own forward
+        # pass through the same network still waits for its backward pass.
         self._distilling = NetworkPass(student, self.logits, momentum=None, gradient=True)
 
     def adapt(self, images: Tensor) -> Scalars:
-        """Do the method's update on (N, C, H, W) images in [0, 1]; the teacher follows."""
+        """Do the update of the method on (N, C, H, W) images in [0, 1], and let the teacher follow."""
         method: Any = super()
         scalars: Scalars = method.adapt(images)
         if self._own_teacher:
@@ -65,7 +67,7 @@ class TeAA(AugmentedMethod):
         return scalars
 
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
-        """Take a policy step; return the method's loss plus ``distillation_weight`` times Eq. 4.
+        """Take a policy step, and return the method's loss plus ``distillation_weight`` times Eq. 4.
 
         Args:
             images: (N, C, H, W) float32 in [0, 1] on the device.
@@ -73,7 +75,7 @@ class TeAA(AugmentedMethod):
         Returns:
             The scalar that the student descends, and its terms.
         """
-        pseudo_labels, reference = self._averaged_labels(images)
+        pseudo_labels, reference, _ = self._averaged(images)
         policy_loss = self._update_policy(images, reference)
         method: Any = super()
         loss, scalars = method.objective(images)
@@ -85,30 +87,15 @@ class TeAA(AugmentedMethod):
             added["loss/distillation"] = distilled.detach()
         return loss, scalars | added
 
-    def passes(self, slices: int) -> float:
-        """Return the method's, and for each update the weak views, the policy and the distillation."""
-        method: Any = super()
-        added = self.params.weak_views + self._policy_passes() + 3
-        return float(method.passes(slices) + self.params.epochs * self._slices_seen(slices) * added)
+    def passes_per_update(self) -> float:
+        """Count those of the method, the weak views, the policy step and the distillation."""
+        views: int = self.params.weak_views
+        return super().passes_per_update() + views + self._policy_passes() + 3
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Return the method's, the policy, and the teacher where it is the plug-in's."""
+        """Return the method's modules, the policy, and the teacher if it is the plug-in's own."""
         own = {"teacher": self.teacher} if self._own_teacher else {}
         return {**super().modules(), **own, "policy": self.policy}
-
-    def optimizers(self) -> Mapping[str, Any]:
-        """Return the method's, and the policy's where it learns."""
-        policy = {} if self.policy_optimizer is None else {"policy": self.policy_optimizer}
-        return {**super().optimizers(), **policy}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the method's state with that of policy and teacher, and the pass number."""
-        return super().state_dict() | {"epoch": self.epoch}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self.epoch = state["epoch"]
 
 
 class TentTeAAParams(TentParams, AugmentationParams):
@@ -120,7 +107,7 @@ class TentTeAA(TeAA, Tent):
     """Tent with learned augmentation."""
 
     name = "tent+teaa"
-    summary = "Tent with learned adversarial augmentation, distilled from a moving average"
+    summary = "Tent with distillation from a moving average on learned adversarial views"
     citation = f"{Tent.citation}; {PLUGGED}"
     deterministic = False
     Params = TentTeAAParams
@@ -135,13 +122,13 @@ class SHOTTeAA(TeAA, SHOT):
     """SHOT with learned augmentation."""
 
     name = "shot+teaa"
-    summary = "SHOT with learned adversarial augmentation, distilled from a moving average"
+    summary = "SHOT with distillation from a moving average on learned adversarial views"
     citation = f"{SHOT.citation}; {PLUGGED}"
     Params = SHOTTeAAParams
 
 
 class AdaContrastTeAAParams(AdaContrastParams, AugmentationParams):
-    """Parameters of AdaContrast and of the plug-in; what both name is one, with AdaContrast's default."""
+    """Parameters of AdaContrast and of the plug-in; what both have is one, with AdaContrast's default."""
 
 
 @METHODS.register("adacontrast+teaa")
@@ -149,6 +136,6 @@ class AdaContrastTeAA(TeAA, AdaContrast):
     """AdaContrast with learned augmentation; its momentum encoder is the teacher."""
 
     name = "adacontrast+teaa"
-    summary = "AdaContrast with learned adversarial augmentation, distilled from its momentum encoder"
+    summary = "AdaContrast with distillation from its momentum encoder on learned adversarial views"
     citation = f"{AdaContrast.citation}; {PLUGGED}"
     Params = AdaContrastTeAAParams

@@ -1,19 +1,18 @@
 """TeSLA-s: TeSLA with the global feature alignment of TTAC (Tomar et al. 2023; Su et al. 2022).
 
-To the student's loss on clean images comes the divergence between the Gaussian of its features at the
-head's input and the source's. Everything else is TeSLA's.
+To the student's loss on clean images, TeSLA-s adds ``alignment_weight`` times the divergence between the
+Gaussian of the student's features at the head's input and that of the source. Everything else is TeSLA's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.tta._shared.alignment import AlignmentParams, Anchors, Moments, require_statistics, sampled
+from tesla_med.tta._shared.alignment import Aligned, AlignmentParams, require_statistics
+from tesla_med.tta._shared.features import sampled
+from tesla_med.tta._shared.gaussians import Anchors, Moments
+from tesla_med.tta._shared.passes import Output
 from tesla_med.tta.base import METHODS, Scalars
 from tesla_med.tta.tesla import TeSLA, TeSLAParams
 from tesla_med.tta.ttac import TTAC
@@ -26,41 +25,32 @@ class TeSLASParams(AlignmentParams, TeSLAParams):
 
 
 @METHODS.register("tesla_s")
-class TeSLAS(TeSLA):
-    """TeSLA with features drawn to the source's; see the module's docstring."""
+class TeSLAS(Aligned, TeSLA):
+    """TeSLA with features aligned with those of the source; see the module's docstring.
+
+    Attributes:
+        anchor: the source Gaussian of all features.
+    """
 
     name = "tesla_s"
-    summary = "TeSLA with the Gaussian of all features aligned with the source's"
+    summary = "TeSLA that also aligns the Gaussian of all features with that of the source"
     citation = f"{TeSLA.citation}; {TTAC.citation}"
     protocols = ("Y-O", "Y-M")
-    aligns = True
+    needs_features = True
     Params = TeSLASParams
 
     def setup(self) -> None:
-        """Put the source Gaussian in place."""
+        """Keep the source Gaussian, and start target moments from nothing."""
         source = require_statistics(self.context, self.model, self.name)
         device = self.context.device
         self.anchor = Anchors(source.mean[None], source.covariance[None], device)
         self.moments = Moments.empty(1, len(source.mean), device)
         super().setup()
 
-    def _clean_terms(self, images: Tensor) -> tuple[Tensor, Tensor | None, Scalars]:
-        """Return the student's logits, the weighted divergence and its record."""
+    def added_loss(self, output: Output) -> tuple[Tensor, Scalars]:
+        """Return the weighted divergence of the student's features on clean images."""
         p: TeSLASParams = self.params
-        logits, _, found = self._learning.with_features(images)
-        assert found is not None  # noqa: S101 - the pass was made to hand them out
-        features, _ = sampled(logits, found, p.feature_pixels, self.generator)
-        everything = torch.ones(len(features), 1, device=features.device)
-        moments = self.moments.pooled(Moments.of(features, everything))
-        self.moments = moments.remembered(p.memory)
-        divergence = self.anchor.divergence(moments)[0]
-        return logits, p.alignment_weight * divergence, {"loss/alignment": divergence.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of TeSLA and the pooled moments."""
-        return super().state_dict() | {"moments": self.moments.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore exactly what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self.moments = Moments.from_state(state["moments"], self.context.device)
+        assert output.features is not None  # noqa: S101 - the pass was made to return them
+        features, _ = sampled(output.logits, output.features, p.feature_pixels, self.generator)
+        divergence = self.anchor.divergence(self.pool(Moments.of(features)))[0]
+        return p.alignment_weight * divergence, {"loss/alignment": divergence.detach()}

@@ -1,10 +1,15 @@
 """TTAC: test-time anchored clustering (Su et al., NeurIPS 2022).
 
-One update, on a batch of slices: a step down the divergence between Gaussians of the features at the
-head's input and those of the source, for each class (anchored clustering) and over all (global feature
-alignment), on every parameter but the head's, under the statistics of the batch. A pixel belongs to the
-class that the network gives it with a probability above ``confidence``; moments are pooled over the
-batches seen. The filter by agreement between visits of a sample is left out: images come without names.
+For each batch, TTAC takes one step down the divergence between Gaussians of the features at the head's input,
+on the target (n, T) and at the source (m, S),
+
+    class_weight * mean over classes of KL(class)  +  global_weight * KL(all features),
+
+where KL is the symmetrised Kullback-Leibler divergence of ``Anchors.divergence``. The first term is anchored
+clustering, the second global feature alignment. Every parameter except the head's learns, under the
+statistics of the batch. A pixel belongs to the class to which the network gives a probability above
+``confidence``; moments are pooled over the batches seen. The filter by agreement between visits of a sample
+is left out, because images come without names.
 """
 
 from __future__ import annotations
@@ -14,13 +19,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from tesla_med.tta._shared.alignment import (
-    AlignedLearner,
-    AlignmentParams,
-    Anchors,
-    Moments,
-    require_statistics,
-)
+from tesla_med.tta._shared.alignment import AlignedLearner, AlignmentParams, require_statistics
+from tesla_med.tta._shared.gaussians import Anchors, Moments
 from tesla_med.tta._shared.learner import LearnerParams
 from tesla_med.tta.base import METHODS, Scalars
 
@@ -39,16 +39,21 @@ class TTACParams(AlignmentParams, LearnerParams):
 
 @METHODS.register("ttac")
 class TTAC(AlignedLearner):
-    """Class-wise and global Gaussians of features drawn to the source's; see the module's docstring."""
+    """Alignment of class-wise and global Gaussians of features; see the module's docstring.
+
+    Attributes:
+        anchors: the source Gaussians of the classes, and of all features as the last one.
+        known: (L,) whether the source has enough features of a class to align with.
+    """
 
     name = "ttac"
-    summary = "class-wise and global Gaussians of features aligned with the source's"
+    summary = "aligns class-wise and global Gaussians of features with those of the source"
     citation = "Su et al., Revisiting Realistic Test-Time Training (anchored clustering), NeurIPS 2022"
     protocols = ("Y-O", "Y-M")
     Params = TTACParams
 
     def setup(self) -> None:
-        """Put the source Gaussians in place, the classes' first, that of all features last."""
+        """Keep the source Gaussians, and start target moments from nothing."""
         source = require_statistics(self.context, self.model, self.name)
         device = self.context.device
         mean = torch.cat([source.class_mean, source.mean[None]])
@@ -65,11 +70,10 @@ class TTAC(AlignedLearner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: TTACParams = self.params
-        features, sampled_logits = self._look(images)
-        moments = self.moments.pooled(Moments.of(features, self._membership(sampled_logits)))
-        self.moments = moments.remembered(p.memory)
-        divergence = self.anchors.divergence(moments)
-        counted = (self.known & (moments.weight[:-1].detach() >= p.class_minimum)).float()
+        features, logits = self.look(images)
+        target = self.pool(Moments.of(features, self._membership(logits)))
+        divergence = self.anchors.divergence(target)
+        counted = (self.known & (target.weight[:-1].detach() >= p.class_minimum)).float()
         by_class = (divergence[:-1] * counted).sum() / counted.sum().clamp_min(1.0)
         loss = p.class_weight * by_class + p.global_weight * divergence[-1]
         return loss, {"loss/class": by_class.detach(), "loss/global": divergence[-1].detach()}

@@ -1,18 +1,22 @@
 """TTT++: test-time feature alignment (Liu et al., NeurIPS 2021).
 
-One update, on a batch of slices: a step down the distance between first and second moments of the
-features at the head's input and those of the source, on every parameter but the head's, under the
-statistics of the batch. Moments are pooled over the batches seen, in place of the authors' queue of
-features. Their self-supervised branch is left out: it needs a source model that was trained with it.
+For each batch, TTT++ takes one step down the distance between the first and second moments of the features
+at the head's input (target mean n and covariance T) and those of the source (m and S),
+
+    mean_weight * ||n - m||^2 / D  +  covariance_weight * ||T - S||_F^2 / (4 D^2),
+
+with respect to every parameter except the head's, under the statistics of the batch. Target moments are
+pooled over the batches seen, in place of the authors' queue of features. Their self-supervised branch is left
+out, because it needs a source model that was trained with it.
 """
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from tesla_med.tta._shared.alignment import AlignedLearner, AlignmentParams, Moments, require_statistics
+from tesla_med.tta._shared.alignment import AlignedLearner, AlignmentParams, require_statistics
+from tesla_med.tta._shared.gaussians import Moments
 from tesla_med.tta._shared.learner import LearnerParams
 from tesla_med.tta.base import METHODS, Scalars
 
@@ -29,16 +33,16 @@ class TTTPlusPlusParams(AlignmentParams, LearnerParams):
 
 @METHODS.register("ttt_pp")
 class TTTPlusPlus(AlignedLearner):
-    """First and second moments of features aligned with the source's; see the module's docstring."""
+    """Alignment of the first and second moments of features; see the module's docstring."""
 
     name = "ttt_pp"
-    summary = "mean and covariance of features aligned with the source's"
+    summary = "aligns the mean and covariance of features with those of the source"
     citation = "Liu et al., TTT++: When Does Self-Supervised Test-Time Training Fail or Thrive?, NeurIPS 2021"
     protocols = ("Y-O", "Y-M")
     Params = TTTPlusPlusParams
 
     def setup(self) -> None:
-        """Put the source moments in place."""
+        """Keep the source moments, and start target moments from nothing."""
         source = require_statistics(self.context, self.model, self.name)
         device = self.context.device
         self.source_mean, self.source_covariance = source.mean.to(device), source.covariance.to(device)
@@ -52,11 +56,9 @@ class TTTPlusPlus(AlignedLearner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: TTTPlusPlusParams = self.params
-        features, _ = self._look(images)
-        everything = torch.ones(len(features), 1, device=features.device)
-        moments = self.moments.pooled(Moments.of(features, everything))
-        self.moments = moments.remembered(p.memory)
-        mean = (moments.mean[0] - self.source_mean).square().mean()
-        covariance = (moments.covariance[0] - self.source_covariance).square().mean() / 4.0
+        features, _ = self.look(images)
+        target = self.pool(Moments.of(features))
+        mean = (target.mean[0] - self.source_mean).square().mean()
+        covariance = (target.covariance[0] - self.source_covariance).square().mean() / 4.0
         loss = p.mean_weight * mean + p.covariance_weight * covariance
         return loss, {"loss/mean": mean.detach(), "loss/covariance": covariance.detach()}

@@ -11,14 +11,8 @@ from torch.nn import functional
 from tesla_med.models.monai import MonaiNetwork, MonaiParams
 from tesla_med.models.torchvision import MobileNetV2, MobileNetV2Params, ViT, ViTParams
 from tesla_med.tta._shared import neighbours
-from tesla_med.tta._shared.neighbours import (
-    Memory,
-    head_features,
-    in_frame_of,
-    info_nce,
-    neighbour_mean,
-    rows,
-)
+from tesla_med.tta._shared.features import head_features, in_frame_of, rows
+from tesla_med.tta._shared.neighbours import Memory, info_nce, neighbour_mean
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,9 +12,10 @@ import torch
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import CheckpointError, ConfigError, OutputError
 from tesla_med.io.files import sha256
-from tesla_med.training.measure import compute_statistics, load_statistics, save_statistics, statistics_path
+from tesla_med.models.statistics import load_statistics, save_statistics, statistics_path
+from tesla_med.training.measure import compute_statistics
 from tesla_med.tta import METHODS
-from tesla_med.tta._shared.alignment import Anchors, Moments
+from tesla_med.tta._shared.gaussians import Anchors, Moments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Y_METHODS = [
@@ -68,7 +69,7 @@ def test_memory_bounds_the_weight_of_the_past():
 def test_divergence_is_that_of_the_library():
     from torch.distributions import MultivariateNormal, kl_divergence
 
-    from tesla_med.tta._shared.alignment import JITTER, RIDGE
+    from tesla_med.tta._shared.gaussians import JITTER, RIDGE
 
     moments = [one_group(features(300)), one_group(1.5 * features(200, seed=4) - 1)]
     anchors = Anchors(moments[0].mean, moments[0].covariance, torch.device("cpu"))

@@ -12,6 +12,7 @@ from tesla_med.augment.ops import OPS
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import norm_layers
 from tesla_med.models.torchvision import MobileNetV2, MobileNetV2Params
+from tesla_med.tta._shared.passes import Output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,8 +106,8 @@ def test_the_source_gives_the_confidence_and_never_moves(make_cotta, make_networ
 
 
 def bright(images):
-    """A made-up teacher without spatial context: logits, and no activations."""
-    return torch.cat([8 * (0.6 - images), 8 * (images - 0.6)], dim=1), []
+    """A made-up teacher without spatial context, which gives logits alone."""
+    return Output(torch.cat([8 * (0.6 - images), 8 * (images - 0.6)], dim=1), [], None)
 
 
 def alike(one, two):
@@ -118,7 +119,7 @@ def test_averaged_labels_stay_in_the_frame(make_cotta, make_images):
     method = make_cotta(static_magnitude=0.3, views=12, confidence_threshold=1)
     method._clean = method._augmented = bright
     labels, _ = method._pseudo_labels(images)
-    plain = bright(images)[0].softmax(dim=1)
+    plain = bright(images).logits.softmax(dim=1)
     assert torch.allclose(labels.sum(dim=1), torch.ones_like(labels[:, 0]), atol=1e-5)
     assert not torch.equal(labels, plain)
     assert alike(labels, plain) > 0.9 > alike(labels, plain.flip(2))
@@ -130,7 +131,7 @@ def test_labels_of_turned_views_are_turned_back(make_cotta, make_images):
     method.augmentation.ops = (OPS.get("Rotate"),)  # by 30 degrees, either way
     method._augmented = bright
     inside = (..., slice(8, -8), slice(8, -8))
-    labels, plain = method._label_view(images)[inside], bright(images)[0].softmax(dim=1)[inside]
+    labels, plain = method._label_view(images)[inside], bright(images).logits.softmax(dim=1)[inside]
     assert (labels - plain).abs().mean() < 0.02
 
 

@@ -8,7 +8,8 @@ import torch
 
 from tesla_med.models.base import norm_layers
 from tesla_med.models.unet import UNet
-from tesla_med.tta._shared.passes import GraphPool, NetworkPass
+from tesla_med.tta._shared.graphs import GraphPool
+from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta.base import MethodContext, make_method
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
@@ -29,25 +30,25 @@ def means(model):
 
 def test_a_pass_returns_logits_and_taps(make_images):
     model, images = network(), make_images(3, 32, 32)
-    logits, none = NetworkPass(model, forward, momentum=None)(images)
-    tapped, seen = NetworkPass(model, forward, momentum=None, tap=True)(images)
-    assert none == []
-    assert torch.equal(logits, tapped)
-    assert [item.shape for item in seen] == [(3, layer.num_features) for layer in norm_layers(model)]
-    assert not logits.requires_grad
+    plain = NetworkPass(model, forward, momentum=None)(images)
+    tapped = NetworkPass(model, forward, momentum=None, tap=True)(images)
+    assert plain.activations == []
+    assert torch.equal(plain.logits, tapped.logits)
+    shapes = [item.shape for item in tapped.activations]
+    assert shapes == [(3, layer.num_features) for layer in norm_layers(model)]
+    assert not plain.logits.requires_grad
 
 
 @pytest.mark.parametrize("tap", [False, True])
 def test_a_pass_hands_out_what_enters_the_head(tap, make_images):
     model, images = network(), make_images(3, 32, 32)
     run = NetworkPass(model, forward, momentum=None, tap=tap, features=True)
-    logits, seen, features = run.with_features(images)
+    logits, seen, features = run(images)
     assert len(seen) == (len(norm_layers(model)) if tap else 0)
     assert features.dtype == torch.float32
     with torch.no_grad():
         assert torch.allclose(model.head(features), logits, atol=1e-5)
-    assert len(run(images)) == 2
-    assert NetworkPass(model, forward, momentum=None, tap=tap).with_features(images)[2] is None
+    assert NetworkPass(model, forward, momentum=None, tap=tap)(images).features is None
 
 
 @pytest.mark.parametrize("momentum", [None, 0.1, 1.0])
@@ -64,7 +65,7 @@ def test_a_pass_moves_statistics_by_its_momentum(momentum, make_images):
 def test_gradient_flows_where_asked_for(make_images):
     model = network()
     images = make_images(2, 32, 32).requires_grad_()
-    logits, seen = NetworkPass(model, forward, momentum=None, tap=True, gradient=True)(images)
+    logits, seen, _ = NetworkPass(model, forward, momentum=None, tap=True, gradient=True)(images)
     (logits.mean() + sum(item.sum() for item in seen)).backward()
     assert images.grad.abs().sum() > 0
 
@@ -74,7 +75,7 @@ def test_the_cpu_never_captures(make_images):
     run = NetworkPass(network(), forward, momentum=0.1, pool=GraphPool(True))
     for _ in range(3):
         run(images)
-    assert run._replay is None
+    assert not run.graph.captured
 
 
 def test_a_method_is_freed_when_nothing_holds_it(make_images):
@@ -101,11 +102,11 @@ def test_a_replay_gives_what_the_kernels_give(gradient, make_images):
         for factor in (1.0, 0.9, 0.8, 0.7):
             logits, seen = None, None  # what they hold on to of the last pass would spoil a capture
             given = (images * factor).requires_grad_(gradient)
-            logits, seen = run(given)
+            logits, seen, _ = run(given)
             if gradient:
                 model.zero_grad(set_to_none=True)
                 (logits.square().mean() + sum(item.square().sum() for item in seen)).backward()
-        assert (run._replay is not None) == wanted
+        assert run.graph.captured == wanted
         grads = [given.grad, model.inc.double_conv[0].weight.grad] if gradient else []
         results.append([logits.detach(), *seen, means(model), *grads])
     for one, two in zip(*results, strict=True):
@@ -118,8 +119,8 @@ def test_features_of_a_replay_outlive_the_next(make_images):
     for wanted in (False, True):
         model, pool = network().cuda(), GraphPool(wanted)
         run = NetworkPass(model, forward, momentum=None, tap=True, features=True, pool=pool)
-        found = [run.with_features(images * factor)[2] for factor in (1.0, 0.9, 0.8, 0.7)]
-        assert (run._replay is not None) == wanted
+        found = [run(images * factor).features for factor in (1.0, 0.9, 0.8, 0.7)]
+        assert run.graph.captured == wanted
         results.append(found)
     for one, two in zip(*results, strict=True):
         assert (one - two).norm() < 0.02 * one.norm()

@@ -178,7 +178,7 @@ def test_the_objective_by_hand(make_plugged, make_images):
     after = method.state_dict()
     method.load_state_dict(state)
     with batch_statistics(method.teacher, momentum=None):
-        labels, reference = method._averaged_labels(images)
+        labels, reference, _ = method._averaged(images)
     method._update_policy(images, reference)
     assert all(
         torch.equal(value, after["modules"]["policy"][key])
@@ -221,7 +221,7 @@ def test_only_what_the_method_adapts_learns(make_plugged, make_images):
 
 def test_gradients_of_the_policy_step_stay_out_of_the_student(make_plugged, make_images):
     method, images = make_plugged(), make_images(4)
-    _, reference = method._averaged_labels(images)
+    _, reference, _ = method._averaged(images)
     method._update_policy(images, reference)
     assert all(value.grad is None for value in method.model.parameters())
     assert all(value.grad is None for value in method.teacher.parameters())

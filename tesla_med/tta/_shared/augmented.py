@@ -1,16 +1,15 @@
 """Learning from augmented views: what TeSLA and the plug-in of its augmentation share.
 
-A teacher, the moving average of a student, gives pseudo-labels averaged over weak views (Eq. 5); a
-policy makes views, and learns to make hard ones by steps against the teacher (Eq. 8 to 13); the
-student is drawn to the pseudo-labels on those views (Eq. 4). Equations are those of Tomar et al.,
-TeSLA, CVPR 2023. What else the student learns, and who predicts, is up to the method.
+A teacher, which is the moving average of a student, gives pseudo-labels averaged over weak views (Eq. 5). A
+policy makes views of the images, and learns to make hard ones by steps against the teacher (Eq. 8 to 13). The
+student is drawn to the pseudo-labels on those views (Eq. 4). Equations are those of Tomar et al., TeSLA,
+CVPR 2023. What else the student learns, and which network predicts, is up to the method.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -59,17 +58,32 @@ class AugmentationParams(Section):
     reset_policy_each_epoch: bool = False
 
 
+class Averaged(NamedTuple):
+    """What the teacher says about a batch.
+
+    Attributes:
+        labels: pseudo-labels (N, L, *spatial), averaged over weak views (Eq. 5).
+        activations: the mean activations (N, C) of each norm layer on the clean images.
+        features: (N, F) of tiles, averaged over weak views (Eq. 5); None if the passes do not return them.
+    """
+
+    labels: Tensor
+    activations: list[Tensor]
+    features: Tensor | None
+
+
 class AugmentedMethod(TTAMethod):
     """A method with a teacher and a policy; its parameters include :class:`AugmentationParams`.
 
-    Subclasses make ``teacher``, ``policy`` and ``policy_optimizer`` in :meth:`setup` and the passes
-    in :meth:`_make_passes`.
+    Subclasses make ``teacher``, ``policy`` and ``policy_optimizer`` in :meth:`setup`, and the passes in
+    :meth:`make_passes`: the teacher on clean images, on weak views and on attacked views, and the student on
+    attacked views.
 
     Attributes:
-        teacher: gives pseudo-labels.
-        policy: makes views.
-        policy_optimizer: of the policy; None where it is static.
-        epoch: the pass over the slices, from 0.
+        teacher: the network that gives pseudo-labels.
+        policy: what makes views.
+        policy_optimizer: the optimiser of the policy; None if the policy is static.
+        epoch: number of the pass over the slices, from 0.
     """
 
     teacher: Network
@@ -80,10 +94,6 @@ class AugmentedMethod(TTAMethod):
     _weak: NetworkPass
     _attacked: NetworkPass
     _distilling: NetworkPass
-
-    @abstractmethod
-    def _make_passes(self) -> None:
-        """Make every kind of pass of an update."""
 
     def _make_policy(self) -> AdversarialPolicy | StaticPolicy:
         p, generators = self.params, (self.generator, self.noise_generator)
@@ -105,68 +115,61 @@ class AugmentedMethod(TTAMethod):
         ]
         return torch.optim.Adam(groups, fused=self.context.device.type == "cuda" or None)
 
-    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
-        """Also do without graphs, which hold memory, while there is a limit."""
-        changed = (self.limit is None) != (limit is None)
-        super().use_less_memory(limit, stitch_on_cpu=stitch_on_cpu)
-        if changed:
-            self._make_passes()
-
     def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
-        """Restart the policy where asked to."""
+        """Restart the policy if the parameters ask for it."""
         super().start_epoch(epoch, batches)
         self.epoch = epoch
         if epoch > 0 and self.params.reset_policy_each_epoch and isinstance(self.policy, AdversarialPolicy):
             self.policy.reset_parameters()  # the moments of its optimiser stay, as in the release
 
-    def _averaged_labels(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return averaged pseudo-labels (Eq. 5), and the clean activations for the severity term."""
-        labels, reference, _ = self._averaged(images)
-        return labels, reference
+    # ------------------------------------------------------------ pseudo-labels
 
     @torch.no_grad()
-    def _averaged(self, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """Return what :meth:`_averaged_labels` does, and the features averaged over the views (Eq. 5).
-
-        Features are (N, F), of tiles only; None where the passes do not hand them out.
-        """
+    def _averaged(self, images: Tensor) -> Averaged:
+        """Return the teacher's pseudo-labels, averaged over weak views (Eq. 5), and what it saw."""
         p = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
         views = p.weak_views_first_epoch if first_epoch else p.weak_views
-        logits, reference, features = self._clean.with_features(images)
-        seen = [] if features is None else [features]
+        clean = self._clean(images)
+        seen = [] if clean.features is None else [clean.features]
 
         def look(view: Tensor) -> Tensor:
-            logits, _, features = self._weak.with_features(view)
-            if features is not None:
-                seen.append(features)
-            return logits.softmax(dim=1)
+            weak = self._weak(view)
+            if weak.features is not None:
+                seen.append(weak.features)
+            return weak.logits.softmax(dim=1)
 
         labels = average_over_views(
             images,
             look,
             int(views or 1),
             self.generator,
-            first=logits.softmax(dim=1),
+            first=clean.logits.softmax(dim=1),
             scale=p.weak_scale,
             shift=p.weak_shift,
             flip=p.weak_flip,
         )
-        return labels, reference, torch.stack(seen).mean(dim=0) if seen else None
+        return Averaged(labels, clean.activations, torch.stack(seen).mean(dim=0) if seen else None)
+
+    # ------------------------------------------------------------ policy
 
     def _update_policy(self, images: Tensor, reference: list[Tensor]) -> Tensor | None:
         """Take one policy step on views of ``images`` (Eq. 8 to 13); the teacher stays as it is.
 
+        Args:
+            images: (N, C, H, W) in [0, 1] on the device.
+            reference: the teacher's activations on the clean images.
+
         Returns:
-            The mean policy objective; None where there is nothing to learn.
+            The mean policy objective; None if there is nothing to learn.
         """
         if self.policy_optimizer is None or not isinstance(self.policy, AdversarialPolicy):
             return None
         draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
         view = self.policy.apply_draw(images, draw)
-        logits, seen = self._attacked(view.images)
-        negative_entropy = losses.negative_entropy(warp.from_view(logits.softmax(dim=1), view.theta))
-        objective = negative_entropy + self.params.severity_weight * severity(seen, reference)
+        attacked = self._attacked(view.images)
+        certainty = losses.negative_entropy(warp.from_view(attacked.logits.softmax(dim=1), view.theta))
+        objective = certainty + self.params.severity_weight * severity(attacked.activations, reference)
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
         self.policy_optimizer.step()
@@ -174,46 +177,58 @@ class AugmentedMethod(TTAMethod):
         mean: Tensor = objective.detach().mean()
         return mean
 
+    def _policy_passes(self) -> int:
+        """Return the forward passes of a policy step per slice, none if the policy is static."""
+        return 2 if self.params.augment == "learned" else 0
+
+    # ------------------------------------------------------------ distillation
+
+    def _distil(self, images: Tensor, pseudo_labels: Tensor) -> Tensor:
+        """Return Eq. 4 on views of ``images``: the student against the pseudo-labels in their frame."""
+        view = self._adversarial_view(images)
+        targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
+        logits = self._distilling(view.images).logits
+        return losses.distillation(logits, targets, self._pixel_weight(targets))
+
     @torch.no_grad()
     def _adversarial_view(self, images: Tensor) -> View:
         augmentation: Augmentation = self.policy
         return augmentation.apply_draw(images, augmentation.draw(tuple(images.shape), by="probability"))
 
     def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
-        """Return the weight (N, *spatial) of each pixel in the student's losses, None for equal ones."""
+        """Return the weight (N, *spatial) of each pixel in the student's losses; None if all are equal."""
         return None
 
-    def _distil(self, images: Tensor, pseudo_labels: Tensor) -> Tensor:
-        """Return Eq. 4 on views of ``images``: the student against the pseudo-labels in their frame."""
-        view = self._adversarial_view(images)
-        targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
-        logits, _ = self._distilling(view.images)
-        return losses.distillation(logits, targets, self._pixel_weight(targets))
-
-    def _slices_seen(self, slices: int) -> int:
-        """Return how many slices the updates of one pass over a case of ``slices`` see."""
-        batch = self.params.batch_slices or slices
-        drawn: int = batch * (self.params.updates_per_case or -(-slices // batch))
-        return slices if self.params.draw == "ordered" else drawn
-
-    def _policy_passes(self) -> int:
-        """Return what the policy step costs a slice: forward and backward, nothing where it is static."""
-        return 2 if self.params.augment == "learned" else 0
+    # ------------------------------------------------------------ record and state
 
     def record(self) -> dict[str, float]:
-        """Return the policy's probability and magnitude by op, nothing where it is static."""
+        """Return the policy's probability and magnitude by op; nothing if the policy is static."""
         return super().record() | self.policy.summary()
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return the method's optimisers, and the policy's if the policy learns."""
+        policy = {} if self.policy_optimizer is None else {"policy": self.policy_optimizer}
+        return {**super().optimizers(), **policy}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the method, and the number of the pass."""
+        return super().state_dict() | {"epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore exactly what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
 
 
 def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
-    """Return r of Eq. 9 an image: squared difference of mean activations, over channels, then layers.
+    """Return r of Eq. 9 per image: the squared difference of mean activations, over channels, then layers.
 
     Args:
-        seen: (n, C_l) of each layer on the augmented view.
+        seen: (n, C_l) of each layer l on the augmented view.
         reference: the same on the clean view.
 
     Returns:
-        (n,) values >= 0; zeros where the model has no batch norm.
+        (n,) values >= 0; a single zero if the model has no batch norm.
     """
     if not seen:
         return torch.zeros(1)

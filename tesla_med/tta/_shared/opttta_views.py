@@ -1,7 +1,7 @@
 """Operations, views and norm statistics of OptTTA.
 
-A view draws how strong each operation is, uniformly up to the learned magnitude, and its sign; so a
-magnitude is the largest strength, and every view differs. Drawing stands apart from applying.
+For every view, the strength of each operation is drawn uniformly up to the learned magnitude, and so is its
+sign. A magnitude is thus the largest strength, and no two views are alike. Drawing is separate from applying.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tesla_med.augment.static import magnitude_of
 from tesla_med.models.base import norm_layers
 
 OPERATIONS = ("gamma", "blur", "contrast", "brightness", "identity", "crop", "flip_rotate")
-"""Names in order of the magnitudes. Geometric ones are composed into one warp, before the intensity ones."""
+"""Names in the order of the magnitudes. Geometric operations form one warp, before the intensity ones."""
 
 INTENSITY = {"gamma": "Gamma", "blur": "GaussianBlur", "contrast": "TissueContrast", "brightness": "Gain"}
-"""The registered op of each intensity operation."""
+"""The registered op behind each intensity operation."""
 
 ROTATION = "Rotate"
 SMALLEST_CROP = 0.5
@@ -36,10 +36,10 @@ class Draw:
     """Everything random about one batch of views, on the device of the images.
 
     Attributes:
-        shares: (n, 7) in [0, 1], of the learned magnitude of each operation.
+        shares: (n, 7) in [0, 1], the share of the learned magnitude of each operation.
         signs: (n, 7) of +1 and -1.
-        flips: (n, 2) of +1 and -1: along W, along H.
-        shifts: (n, 2) in [-1, 1]: where a crop lies between the borders, along W and H.
+        flips: (n, 2) of +1 and -1, along W and along H.
+        shifts: (n, 2) in [-1, 1], where a crop lies between the borders, along W and along H.
     """
 
     shares: Tensor
@@ -49,7 +49,7 @@ class Draw:
 
 
 def draw_views(count: int, generator: torch.Generator, device: torch.device | str = "cpu") -> Draw:
-    """Draw one view an image for ``count`` images, from a CPU generator."""
+    """Draw one view per image for ``count`` images, from a generator on the CPU."""
     width = len(OPERATIONS)
     table = torch.rand(count, 2 * width + 4, generator=generator).to(device, non_blocking=True)
     shares, signs, flips, shifts = torch.split(table, [width, width, 2, 2], dim=1)
@@ -57,13 +57,13 @@ def draw_views(count: int, generator: torch.Generator, device: torch.device | st
 
 
 def apply_draw(images: Tensor, members: tuple[str, ...], magnitudes: Tensor, draw: Draw) -> View:
-    """Make one view an image by the operations of a sub-policy, differentiable in the magnitudes.
+    """Make one view per image by the operations of a sub-policy, differentiable in the magnitudes.
 
     Args:
         images: (n, C, H, W) in [0, 1].
         members: names of the sub-policy's operations.
-        magnitudes: (7,) in [0, 1], of all operations.
-        draw: from :func:`draw_views`.
+        magnitudes: (7,) in [0, 1], one per operation.
+        draw: what :func:`draw_views` returned.
     """
     strengths = dict(zip(OPERATIONS, (draw.shares * magnitudes).unbind(dim=1), strict=True))
     signs = dict(zip(OPERATIONS, draw.signs.unbind(dim=1), strict=True))
@@ -89,7 +89,7 @@ def _sign(uniform: Tensor) -> Tensor:
 
 
 def _crop(strength: Tensor, shifts: Tensor) -> Tensor:
-    """Return thetas of crops with a side of 1 (strength 0) to ``SMALLEST_CROP``, inside the field."""
+    """Return the thetas of crops inside the field, with a side of 1 (strength 0) to ``SMALLEST_CROP``."""
     side = 1.0 - (1.0 - SMALLEST_CROP) * strength
     moves = shifts * (1.0 - side)[:, None]
     zero = torch.zeros_like(side)
@@ -103,11 +103,11 @@ def _flip(flips: Tensor) -> Tensor:
 
 @contextmanager
 def norm_distance(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect at every batch norm how far its inputs are from the statistics it remembers.
+    """Collect at every batch norm how far its inputs are from the statistics that it remembers.
 
-    A scalar a layer: the squared difference of the means plus that of the variances, over batch and
-    space, averaged over channels. The model must be in eval mode, and gradients on (the U-Net folds
-    biases away where they are off, so that its norms' inputs are not what they normalise).
+    Each layer gives a scalar: the squared difference of the means plus that of the variances, over batch and
+    space, averaged over channels. The model must be in eval mode, and gradients must be enabled: without them
+    the U-Net folds biases away, so that the inputs of its norms are not what they normalise.
     """
     distances: list[Tensor] = []
 

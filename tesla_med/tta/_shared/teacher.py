@@ -1,15 +1,19 @@
-"""The teacher: EMA of the student, and its soft pseudo-labels averaged over weak views."""
+"""The teacher: the moving average of a student, and pseudo-labels averaged over weak views.
+
+Equations are those of Tomar et al., TeSLA, CVPR 2023.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
+from tesla_med.tta._shared.execution import Execution
 
 M = TypeVar("M", bound=nn.Module)
 Flip = Literal["first", "last", "both", "none"]
@@ -24,10 +28,10 @@ def make_teacher(student: M) -> M:
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """Move the teacher: t <- momentum t + (1 - momentum) s, floating-point buffers included.
+    """Move the teacher to momentum * teacher + (1 - momentum) * student, floating-point buffers included.
 
     Args:
-        teacher: moved in place.
+        teacher: the module that is moved in place.
         student: a module of the same structure.
         momentum: in [0, 1]; 0 copies the student.
     """
@@ -53,16 +57,16 @@ def weak_view_thetas(
     shift: float = 0.1,
     flip: Flip = "first",
 ) -> Tensor:
-    """Draw one weak view an image: flip (p = 0.5), then a crop of fixed scale, shifted.
+    """Draw one weak view per image: a flip with probability 0.5, then a shifted crop of fixed scale.
 
     Args:
         count: number of images.
-        generator: CPU generator.
+        generator: generator on the CPU.
         scale: side of the crop as a share of the field.
-        shift: largest displacement in grid units of [-1, 1], so 0.1 is 5 % of the field.
-        flip: the in-plane axis that is mirrored: the first (H; left-right where slices are oriented
-            RAS), the last (W, what image libraries call horizontal), both, each on its own (tiles have
-            no upright), or none.
+        shift: largest displacement in grid units of [-1, 1], so that 0.1 is 5 % of the field.
+        flip: the in-plane axis that is mirrored: the first (H, which is left-right if slices are oriented
+            RAS), the last (W, what image libraries call horizontal), both independently (tiles have no
+            upright orientation), or none.
 
     Returns:
         Thetas (count, 2, 3) on the CPU.
@@ -93,22 +97,22 @@ def average_over_views(
     shift: float = 0.1,
     flip: Flip = "first",
 ) -> Tensor:
-    """Return refined pseudo-labels (Eq. 5): the mean over weak views, warped back, renormalised.
+    """Return refined pseudo-labels (Eq. 5): the mean over weak views, warped back and renormalised.
 
-    The first view is the image itself. Where a view did not look, its zeros make it count less.
+    The first view is the image itself. A view counts less where it did not look, because it is zero there.
 
     Args:
         images: (N, C, H, W) in [0, 1].
-        predict: images in [0, 1] -> probabilities (N, L, H, W).
-        views: how many, the unchanged image included.
-        generator: CPU generator of the views; None: the same views at every call.
-        first: probabilities of the unchanged image if they are known already.
+        predict: maps images in [0, 1] to probabilities (N, L, *spatial).
+        views: number of views, the unchanged image included.
+        generator: generator of the views, on the CPU; None gives the same views at every call.
+        first: probabilities of the unchanged image, if they are known already.
         scale: see :func:`weak_view_thetas`.
         shift: see :func:`weak_view_thetas`.
         flip: see :func:`weak_view_thetas`.
 
     Returns:
-        (N, L, H, W) float32 distributions over L.
+        (N, L, *spatial) float32 distributions over L.
     """
     total = (predict(images) if first is None else first).float()
     if views <= 1:
@@ -120,3 +124,39 @@ def average_over_views(
         theta = theta.to(images.device, non_blocking=True)
         total += warp.from_view(predict(warp.to_view(images, theta)), theta)
     return warp.normalise(total)
+
+
+def view_mean(method: Execution, model: nn.Module, images: Tensor) -> Tensor:
+    """Return the mean probabilities of a prediction over ``predict_views`` weak views (Eq. 5).
+
+    The views are the same at every call.
+
+    Args:
+        method: runs the network; its parameters describe the views.
+        model: the network that predicts.
+        images: (N, C, H, W) in [0, 1].
+
+    Returns:
+        (N, L, *spatial) float32 distributions over L.
+    """
+    p: Any = method.params
+    return average_over_views(
+        images,
+        lambda view: method.probabilities(model, view),
+        p.predict_views,
+        scale=p.weak_scale,
+        shift=p.weak_shift,
+        flip=p.weak_flip,
+    )
+
+
+def with_neighbours(probs: Tensor, share: float) -> Tensor:
+    """Return probabilities with ``share`` of each neighbouring slice mixed in.
+
+    Args:
+        probs: (N, L, H, W) of the slices of a case; the first and the last are their own neighbours.
+        share: of each neighbour, at most a third.
+    """
+    before = torch.cat([probs[:1], probs[:-1]])
+    after = torch.cat([probs[1:], probs[-1:]])
+    return (1.0 - 2.0 * share) * probs + share * (before + after)

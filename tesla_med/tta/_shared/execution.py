@@ -1,0 +1,177 @@
+"""How the networks of a method are run: on which device, in which precision and in which batches.
+
+Nothing in this module adapts a network, so a reader who wants to understand a method can skip it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tesla_med.models.base import Network, to_model_range
+from tesla_med.models.moments import SourceStatistics
+from tesla_med.models.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
+from tesla_med.tta._shared.graphs import GraphPool
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """What a method is told about the run.
+
+    Attributes:
+        device: the device on which the method computes.
+        seed: the seed of all its generators.
+        model_range: images in [0, 1] are mapped to this range before they enter the network.
+        precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
+        predict_batch: number of slices in one forward pass of a prediction.
+        cuda_graphs: whether passes that repeat on a CUDA device are captured and replayed.
+        statistics: moments of the source features, for methods of the Y protocols; None under N.
+    """
+
+    device: torch.device
+    seed: int = 0
+    model_range: tuple[float, float] = (-1.0, 1.0)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    predict_batch: int = 16
+    cuda_graphs: bool = True
+    statistics: SourceStatistics | None = None
+
+
+class Execution:
+    """Runs networks on behalf of a method, within the memory that is available.
+
+    Args:
+        params: the parameters of the method, which say how slices are batched.
+        context: device, precision and seed.
+
+    Attributes:
+        generator: generator on the CPU, for every draw except noise fields.
+        noise_generator: generator on the device, for noise fields.
+        limit: the largest number of slices in a batch while memory is short, otherwise None.
+        stitch_on_cpu: whether each batch of probabilities is moved to the CPU before the next is made.
+    """
+
+    def __init__(self, params: Any, context: MethodContext) -> None:
+        self.params = params
+        self.context = context
+        self.generator = torch.Generator()
+        self.noise_generator = torch.Generator(device=context.device)
+        self.generator.manual_seed(context.seed)
+        self.noise_generator.manual_seed(context.seed + 1)
+        self.limit: int | None = None
+        self.stitch_on_cpu = False
+
+    def placed(self, model: Network) -> Network:
+        """Return a copy of ``model`` on the device, in eval mode."""
+        own = copy.deepcopy(model).to(self.context.device).eval()
+        return own.to(memory_format=torch.channels_last) if self.context.device.type == "cuda" else own
+
+    def to_device(self, images: Tensor) -> Tensor:
+        """Return the images on the device."""
+        return images.to(self.context.device, non_blocking=True)
+
+    # ------------------------------------------------------------ memory
+
+    def use_less_memory(self, limit: int | None, *, stitch_on_cpu: bool = False) -> None:
+        """Work on at most ``limit`` slices at once from now on, or as the parameters say if it is None.
+
+        CUDA graphs hold memory, so there are none while there is a limit.
+
+        Args:
+            limit: the largest number of slices in a batch, 1 or more.
+            stitch_on_cpu: whether to move each batch of probabilities to the CPU before the next is made.
+        """
+        changed = (self.limit is None) != (limit is None)
+        self.limit = limit
+        self.stitch_on_cpu = stitch_on_cpu
+        if changed:
+            self.make_passes()
+
+    def make_passes(self) -> None:
+        """Make the passes that updates repeat, after ``setup`` and whenever a memory limit comes or goes."""
+
+    def graph_pool(self) -> GraphPool:
+        """Return a new pool of CUDA graphs, which captures none where they are not wanted."""
+        return GraphPool(self.context.cuda_graphs and self.limit is None)
+
+    def at_most(self, count: int) -> int:
+        """Return ``count``, or the limit if memory is short and the limit is smaller."""
+        return count if self.limit is None else min(count, self.limit)
+
+    # ------------------------------------------------------------ batches
+
+    def batches(self, images: Tensor) -> Iterator[Tensor]:
+        """Yield the batches of one pass over a case, as the parameters say.
+
+        Args:
+            images: (N, C, H, W) slices of one case.
+        """
+        count = images.shape[0]
+        size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
+        if self.params.draw == "replacement":
+            updates = self.params.updates_per_case or -(-count // size)
+            for _ in range(updates):
+                index = torch.randint(count, (size,), generator=self.generator)
+                yield images[index.to(images.device, non_blocking=True)]
+        else:
+            for start in range(0, count, size):
+                yield images[start : start + size]
+
+    def slices_seen(self, slices: int) -> int:
+        """Return how many slices the updates of one pass over a case of ``slices`` slices see."""
+        batch = self.params.batch_slices or slices
+        drawn: int = batch * (self.params.updates_per_case or -(-slices // batch))
+        return slices if self.params.draw == "ordered" else drawn
+
+    # ------------------------------------------------------------ forward passes
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the autocast block of the chosen precision."""
+        if self.context.precision == "bfloat16":
+            return torch.autocast(self.context.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the float32 logits (N, L, *spatial) of (N, C, H, W) images in [0, 1] on the device."""
+        inputs = to_model_range(images, self.context.model_range)
+        if self.context.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            output: Tensor = model(inputs)
+        return output.float()
+
+    @torch.no_grad()
+    def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the probabilities (N, L, *spatial), on the device of the images.
+
+        Args:
+            model: the network that predicts.
+            images: (N, C, H, W) in [0, 1], of any number; they are split into batches of ``predict_batch``.
+        """
+        parts = []
+        size = self.at_most(self.context.predict_batch)
+        for start in range(0, images.shape[0], size):
+            batch = self.to_device(images[start : start + size])
+            part = self.logits(model, batch).softmax(dim=1)
+            parts.append(part.cpu() if self.stitch_on_cpu else part)
+        return torch.cat(parts).to(images.device)
+
+    @contextmanager
+    def own_statistics(self, network: nn.Module, images: Tensor, limit: int) -> Iterator[None]:
+        """Normalise by the statistics of a case's own slices inside the block; the old ones come back.
+
+        Args:
+            network: the network whose running statistics are replaced.
+            images: (N, C, H, W) slices of the case, in [0, 1].
+            limit: the largest number of slices, evenly spaced, from which statistics are taken.
+        """
+        with kept_running_statistics(network), torch.no_grad():
+            with batch_statistics(network, momentum=1.0):
+                self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
+            yield

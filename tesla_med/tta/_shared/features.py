@@ -1,0 +1,71 @@
+"""Features of pixels and tiles: what enters the head of a network, one vector per pixel or per tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tesla_med.models.base import Network
+
+
+@contextmanager
+def head_features(network: Network) -> Iterator[list[Tensor]]:
+    """Collect what enters the head, one float32 entry per forward pass, at the size of what leaves it."""
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        features = inputs[0].float()
+        if features.shape[2:] != output.shape[2:]:
+            features = functional.interpolate(features, output.shape[2:])
+        found.append(features)
+
+    handle = network.head.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def in_frame_of(logits: Tensor, features: Tensor) -> Tensor:
+    """Return features (N, F, *spatial) in the frame of the logits.
+
+    Features of padded images are cropped as the logits were; those of another size are resampled.
+    """
+    if logits.dim() == 2:
+        return features
+    height, width = logits.shape[2:]
+    features = features[..., :height, :width]
+    if features.shape[2:] != logits.shape[2:]:
+        features = functional.interpolate(features, (height, width))
+    return features
+
+
+def rows(maps: Tensor, positions: Tensor) -> Tensor:
+    """Return (N * p, K), image by image: the (N, K, *spatial) maps at the flat positions (p,).
+
+    A tile, (N, K), has the single position 0.
+    """
+    count, width = maps.shape[:2]
+    return maps.reshape(count, width, -1)[:, :, positions].transpose(1, 2).reshape(-1, width)
+
+
+def sampled(
+    logits: Tensor, features: Tensor, pixels: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return features (P, F) and logits (P, L) of pixels that are drawn once for all slices.
+
+    A tile counts as a single pixel.
+
+    Args:
+        logits: (N, L, *spatial).
+        features: (N, F, *spatial), as they enter the head.
+        pixels: the largest number of pixels per slice.
+        generator: generator on the CPU.
+    """
+    size = logits[0, 0].numel()
+    drawn = torch.randperm(size, generator=generator)[:pixels].to(logits.device)
+    return rows(in_frame_of(logits, features), drawn), rows(logits, drawn)

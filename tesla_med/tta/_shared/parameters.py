@@ -1,0 +1,85 @@
+"""Which parameters of a network a method updates, and the refusal of networks that have none of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tesla_med.errors import AdaptationError
+from tesla_med.models.base import Network, norm_layers
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+"""Norm layers, of batches and of instances, whose scale and shift can learn."""
+
+
+def norm_affine(model: nn.Module, method: str) -> list[nn.Parameter]:
+    """Return the scale and shift of every norm layer of ``model``, in module order.
+
+    Args:
+        model: any network.
+        method: the name of the method, for the error.
+
+    Raises:
+        AdaptationError: there are none; the message gives the number of norm layers found.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, NORMS)]
+    found = [item for layer in layers for item in layer.parameters(recurse=False)]
+    if not found:
+        raise AdaptationError(
+            f"method {method!r} adapts scale and shift of norm layers, and the model has 0 ({len(layers)} "
+            "norm layers without them); use method 'tesla', or a network whose norm layers have them "
+            "(MONAI: norm: batch)"
+        )
+    return found
+
+
+def all_but_head(model: Network, method: str) -> list[nn.Parameter]:
+    """Return every parameter of ``model`` except those of its head.
+
+    Args:
+        model: any network.
+        method: the name of the method, for the error.
+
+    Raises:
+        AdaptationError: there are none.
+    """
+    frozen = {id(item) for item in model.head.parameters()}
+    found = [item for item in model.parameters() if id(item) not in frozen]
+    if not found:
+        raise AdaptationError(
+            f"method {method!r} adapts every parameter but the head's, and the model has 0 (it is all head)"
+        )
+    return found
+
+
+def require_norm_layers(model: nn.Module, method: str, *, affine: bool = False) -> None:
+    """Refuse a model without batch norms that the method could adapt.
+
+    Args:
+        model: any network.
+        method: the name of the method, for the error.
+        affine: whether the method needs their scale and shift.
+
+    Raises:
+        AdaptationError: there are none; the message gives the number of norm layers and what to do.
+    """
+    layers = norm_layers(model)
+    usable = [layer for layer in layers if layer.affine] if affine else layers
+    if not usable:
+        others = sum("Norm" in type(layer).__name__ for layer in model.modules())
+        need = "batch-norm layers with affine parameters" if affine else "batch-norm layers"
+        raise AdaptationError(
+            f"method {method!r} adapts {need}, and the model has 0 ({others} norm layers of other kinds); "
+            "use method 'tesla', or a network with batch normalisation (MONAI: norm: batch)"
+        )
+
+
+@torch.no_grad()
+def clip_each(model: nn.Module, limit: float) -> None:
+    """Scale the gradient of each parameter down to a norm of ``limit``, separately."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        return
+    norms = torch.stack(torch._foreach_norm(gradients))
+    factors = (limit / (norms + 1e-6)).clamp_max(1.0)
+    torch._foreach_mul_(gradients, list(factors.unbind()))
