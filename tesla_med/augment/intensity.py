@@ -1,7 +1,7 @@
-"""Intensity transforms on batches (n, C, H, W) in [0, 1]; strengths are per image.
+"""Intensity transforms of batches (n, C, H, W) in [0, 1], with one strength per image.
 
-Differentiable in image and strength unless said otherwise; the caller clamps to [0, 1].
-Equalize, posterize and sharpness follow the released operations to rounding error.
+They are differentiable in image and strength unless said otherwise, and the caller clamps to [0, 1].
+Equalize, posterize and sharpness agree with the released operations up to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLUR_RADIUS = 6
 def straight_through(output: Tensor, magnitude: Tensor, images: Tensor | None = None) -> Tensor:
     """Return ``output`` with d(output)/d(magnitude) = 1 at every pixel (Sec. 3.3 of the paper).
 
-    Where ``images`` is given, the gradient with respect to them is passed through unchanged too.
+    If ``images`` is given, the gradient with respect to it is also passed through unchanged.
     """
     strength = magnitude.view(-1, 1, 1, 1)
     result = output if images is None else output.detach() + (images - images.detach())
@@ -43,10 +43,10 @@ class _UnitRange(torch.autograd.Function):
 
 
 def unit_range(images: Tensor) -> Tensor:
-    """Clamp to [0, 1] with a gradient of 1 on the closed range, 0 outside.
+    """Clamp to [0, 1] with a gradient of 1 on the closed range and 0 outside.
 
-    ``clamp`` gives pixels that lie exactly on 0 or 1 a gradient in some releases of PyTorch and none
-    in others.
+    Pixels that lie exactly on 0 or 1 get a gradient from ``clamp`` in some releases of PyTorch and none in
+    others.
     """
     result: Tensor = _UnitRange.apply(images)
     return result
@@ -64,7 +64,7 @@ def contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale the distance from grey; the identity on anything but three channels."""
+    """Scale the distance from grey; anything but three channels stays as it is."""
     if images.shape[1] != 3:
         return images
     grey = luminance(images)
@@ -72,7 +72,7 @@ def saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def luminance(images: Tensor) -> Tensor:
-    """Return (n, 1, H, W): ITU-R 601 luma of RGB, the channel mean of anything else."""
+    """Return (n, 1, H, W), the ITU-R 601 luma of RGB and the channel mean of anything else."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
     weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
@@ -80,7 +80,7 @@ def luminance(images: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blend with a 3x3 smooth (centre 5, others 1, over 13; edges replicated): 1 is the identity."""
+    """Blend with a 3x3 smooth (centre 5, others 1, over 13; edges replicated), of which 1 is the identity."""
     padded = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9.0 * functional.avg_pool2d(padded, 3, stride=1) + 4.0 * images) / 13.0
     return smooth + (images - smooth) * factor
@@ -95,7 +95,7 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Flatten each channel's histogram (256 bins, the integer rule of PIL), without gradient."""
+    """Flatten the histogram of each channel (256 bins, the integer rule of PIL), without gradient."""
     from kornia.enhance import equalize as flatten
 
     result: Tensor = flatten(images.detach().clamp(0, 1))
@@ -123,12 +123,12 @@ def gamma(images: Tensor, exponent: Tensor) -> Tensor:
 
 
 def bias_field(images: Tensor, amplitude: Tensor, draw: Tensor | None) -> Tensor:
-    """Multiply by exp(amplitude * p), p a cubic polynomial scaled to a largest absolute value of 1.
+    """Multiply by exp(amplitude * p), where p is a cubic polynomial whose largest absolute value is 1.
 
     Args:
         images: (n, C, H, W).
         amplitude: (n,) log amplitude.
-        draw: (n, BIAS_TERMS) coefficients, or None for no field.
+        draw: (n, BIAS_TERMS) coefficients; None for no field.
     """
     if draw is None:
         return images
@@ -163,7 +163,7 @@ def rician_noise(images: Tensor, sigma: Tensor, draw: Tensor | None) -> Tensor:
     Args:
         images: (n, C, H, W).
         sigma: (n,) standard deviation of either part.
-        draw: (n, 2, C, H, W) standard normal, or None for no noise.
+        draw: (n, 2, C, H, W) standard normal; None for no noise.
     """
     if draw is None:
         return images
@@ -173,13 +173,13 @@ def rician_noise(images: Tensor, sigma: Tensor, draw: Tensor | None) -> Tensor:
 
 
 def ghosting(images: Tensor, strength: Tensor) -> Tensor:
-    """Add the image shifted by half the field along H, as an N/2 ghost, by ``strength`` (n,)."""
+    """Add ``strength`` (n,) times the image shifted by half the field along H, as an N/2 ghost."""
     ghost = torch.roll(images, shifts=images.shape[-2] // 2, dims=-2)
     return images + strength.view(-1, 1, 1, 1) * ghost
 
 
 def spike(images: Tensor, amplitude: Tensor, draw: Tensor | None) -> Tensor:
-    """Add the plane wave of one k-space spike; ``draw`` (n, 3) gives its two frequencies and phase."""
+    """Add the plane wave of a k-space spike; ``draw`` (n, 3) gives its two frequencies and its phase."""
     if draw is None:
         return images
     height, width = images.shape[-2:]

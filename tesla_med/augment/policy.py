@@ -1,8 +1,8 @@
 """The learned adversarial policy: sub-policies, their probabilities and their magnitudes (Sec. 3.3).
 
-A sub-policy is N ops of a set, in the set's order. The policy holds one probability logit a
-sub-policy and one raw magnitude an op of each sub-policy (magnitude = sigmoid). All random numbers
-are drawn here, from explicit generators; applying is pure.
+A sub-policy consists of N ops of a set, in the order of the set. The policy holds one probability logit per
+sub-policy, and one raw magnitude per op of each sub-policy, whose sigmoid is the magnitude. All random
+numbers are drawn here, from explicit generators; applying a draw is pure.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Draw:
 
     Attributes:
         sub_policy: (n,) indices on the CPU.
-        signs: op position in the set -> (n,) of +1 and -1, for its signed ops.
-        noise: op position -> standard normal draws for the images that use it, in batch order.
+        signs: maps the position of each signed op in the set to (n,) of +1 and -1.
+        noise: maps the position of an op to standard normal draws for the images that use it, in batch order.
     """
 
     sub_policy: Tensor
@@ -37,24 +37,24 @@ class Draw:
 
 @dataclass(frozen=True)
 class View:
-    """Augmented images (n, C, H, W) in [0, 1], and the theta (n, 2, 3) that made them."""
+    """Augmented images (n, C, H, W) in [0, 1], and the thetas (n, 2, 3) that made them."""
 
     images: Tensor
     theta: Tensor
 
 
 class AdversarialPolicy(nn.Module):
-    """Learned distribution over sub-policies with their magnitudes.
+    """A learned distribution over sub-policies, with their magnitudes.
 
     Args:
         op_set: a name in ``OP_SETS``.
-        size: ops in a sub-policy, N.
-        generator: CPU generator of indices and signs.
-        noise_generator: generator on the images' device, for noise fields.
-        device: where the parameters live.
+        size: N, the number of ops in a sub-policy.
+        generator: generator of indices and signs, on the CPU.
+        noise_generator: generator of noise fields, on the device of the images.
+        device: the device of the parameters.
 
     Raises:
-        ConfigError: unknown op set, or more ops asked for than the set has.
+        ConfigError: the op set is unknown, or has fewer ops than asked for.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AdversarialPolicy(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Return to equal probabilities and the magnitudes that the ops start from."""
+        """Return to equal probabilities, and to the magnitudes from which the ops start."""
         starts = torch.tensor([op.start for op in self.ops])
         with torch.no_grad():
             self.logits.zero_()
@@ -89,19 +89,19 @@ class AdversarialPolicy(nn.Module):
 
     @property
     def probabilities(self) -> Tensor:
-        """Probability of each sub-policy, (P,)."""
+        """The probability of each sub-policy, (P,)."""
         return self.logits.softmax(dim=0)
 
     def name(self, index: int) -> str:
-        """Return the ops of a sub-policy joined by ``+``."""
+        """Return the names of the ops of a sub-policy, joined by ``+``."""
         return "+".join(self.ops[position].name for position in self.sub_policies[index].tolist())
 
     def draw(self, shape: tuple[int, ...], by: Literal["uniform", "probability"]) -> Draw:
-        """Draw a sub-policy an image, and the signs and noise that its ops need.
+        """Draw one sub-policy per image, and the signs and noise that its ops need.
 
         Args:
             shape: (n, C, H, W) of the images.
-            by: ``uniform`` over sub-policies, or by the learned ``probability``.
+            by: ``uniform`` draws all sub-policies alike, ``probability`` as they were learned.
         """
         count = shape[0]
         if by == "uniform":
@@ -126,9 +126,9 @@ class AdversarialPolicy(nn.Module):
         return Draw(chosen, signs, noise)
 
     def prefetch(self) -> None:
-        """Start copying the probabilities to the host, so that the next draw by them need not wait.
+        """Start copying the probabilities to the host, so that the next draw need not wait for them.
 
-        Without it a draw waits for all that the device has been given to do.
+        Otherwise a draw would wait for everything that the device has been given to do.
         """
         if self.logits.device.type == "cuda":
             probabilities = self.probabilities.detach()
@@ -139,20 +139,20 @@ class AdversarialPolicy(nn.Module):
             self._on_host = (self.logits._version, host, copied)
 
     def _probabilities_on_host(self) -> Tensor:
-        """Return the probabilities on the CPU: the prefetched ones unless the logits changed since."""
+        """Return the probabilities on the CPU: the prefetched ones, unless the logits have changed since."""
         if self._on_host is not None and self._on_host[0] == self.logits._version:
             self._on_host[2].synchronize()
             return self._on_host[1]
         return self.probabilities.detach().cpu()
 
     def apply_draw(self, images: Tensor, draw: Draw) -> View:
-        """Make one view an image: the geometric ops as one warp, then the intensity ops in order.
+        """Make one view per image: the geometric ops as a single warp, then the intensity ops in order.
 
-        Differentiable in the magnitudes.
+        The views are differentiable in the magnitudes.
 
         Args:
             images: (n, C, H, W) float32 in [0, 1].
-            draw: from :meth:`draw`.
+            draw: what :meth:`draw` returned.
         """
         chosen, used = self._users(draw.sub_policy)
         magnitudes = torch.sigmoid(self.raw_magnitudes[chosen])
@@ -180,9 +180,9 @@ class AdversarialPolicy(nn.Module):
         return theta
 
     def _users(self, chosen: Tensor) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
-        """Return the sub-policies on the device, and by op in use its images and its slot in each.
+        """Return the sub-policies on the device, and for each op in use its images and its slot in each.
 
-        One table goes to the device, so that nothing waits for it.
+        Everything goes to the device in a single table, so that nothing waits for it.
         """
         members = self.sub_policies[chosen]
         found = [torch.nonzero(members == position) for position in range(len(self.ops))]
@@ -199,19 +199,19 @@ class AdversarialPolicy(nn.Module):
     def surrogate(self, losses: Tensor, draw: Draw) -> Tensor:
         """Return a scalar whose gradient is the estimator of Eq. 12, averaged over the batch.
 
-        Through the image into the magnitudes, and loss times grad log p into the logits. Unbiased
-        for the expected loss when the draw was by probability; drawn uniformly it weighs every
-        sub-policy alike.
+        The gradient flows through the images into the magnitudes, and as loss times grad log p into the
+        logits. It is unbiased for the expected loss if the draw was by probability; if it was uniform, every
+        sub-policy has the same weight.
 
         Args:
-            losses: (n,) policy objective of each image, differentiable in the magnitudes.
+            losses: (n,) the policy objective of each image, differentiable in the magnitudes.
             draw: the draw that made the images.
         """
         log_p = self.logits.log_softmax(dim=0)[draw.sub_policy.to(self.logits.device, non_blocking=True)]
         return (losses + losses.detach() * log_p).mean()
 
     def summary(self) -> dict[str, float]:
-        """Return probability and mean magnitude by op, for the record."""
+        """Return the probability and the mean magnitude of each op, for the record."""
         probabilities = self.probabilities.detach().cpu()
         magnitudes = torch.sigmoid(self.raw_magnitudes.detach()).cpu()
         result: dict[str, float] = {}

@@ -1,10 +1,11 @@
 """Augmentation that is not learned: RandAugment, AutoAugment, and none at all.
 
-The alternatives of the paper's ablation (Tomar et al. 2023, Sec. 4.3). Each offers what the learned
-policy offers, a draw apart from its application and a view with its theta, and has nothing to learn.
+These are the alternatives of the paper's ablation (Tomar et al. 2023, Sec. 4.3). Each offers what the
+learned policy offers, a draw that is separate from its application and a view with its theta, but has
+nothing to learn.
 
-A *strength* in [0, 1] is the distance from an op's identity: 0 changes nothing, 1 is the far end of
-the op's range. Ops that go both ways take either with equal odds.
+A *strength* in [0, 1] is the distance from the identity of an op: 0 changes nothing, and 1 is the far end of
+its range. Ops that go both ways take either with equal odds.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 
 UNUSED = -1
-"""Op position of a slot that does nothing."""
+"""The op position of a slot that does nothing."""
 
 LEVELS = 9
-"""Highest level of AutoAugment's magnitudes, which count from 0."""
+"""The highest level of AutoAugment's magnitudes, which count from 0."""
 
 SubPolicy = tuple[tuple[str, float, int], ...]
 
@@ -56,14 +57,14 @@ IMAGENET: tuple[SubPolicy, ...] = (
     (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
     (("Equalize", 0.8, 8), ("Equalize", 0.6, 3)),
 )
-"""(op, probability, level 0 to 9) of each sub-policy: Cubuk et al. 2019, policy found on ImageNet.
+"""Op, probability and level (0 to 9) of both ops of each sub-policy (Cubuk et al. 2019, found on ImageNet).
 
-All of its ops are in ``OPS``. Some sub-policies come twice, as published: they are drawn twice as often.
+All of these ops are in ``OPS``. Some sub-policies occur twice, as published, and are drawn twice as often.
 """
 
 
 class Augmentation(Protocol):
-    """What makes views, learned or not: a draw, and its application without randomness."""
+    """Anything that makes views, learned or not: a draw, and its application without randomness."""
 
     def draw(self, shape: tuple[int, ...], by: Literal["uniform", "probability"]) -> Any:
         """Return everything random about one batch of views of (n, C, H, W) images."""
@@ -77,13 +78,14 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class StaticDraw:
-    """Everything random about one batch of views; (n, S) tables are in order of application.
+    """Everything random about one batch of views, in (n, S) tables in the order of application.
 
     Attributes:
-        ops: positions in the policy's ops, ``UNUSED`` where a slot does nothing; on the CPU.
-        strengths: in [0, 1], on the CPU.
+        ops: positions among the policy's ops, on the CPU; ``UNUSED`` for a slot that does nothing.
+        strengths: numbers in [0, 1], on the CPU.
         signs: +1 or -1, on the CPU.
-        noise: (slot, position) -> standard normal draws for the images that use it, in batch order.
+        noise: maps slot and position to standard normal draws for the images that use the op there, in batch
+            order.
     """
 
     ops: Tensor
@@ -93,13 +95,13 @@ class StaticDraw:
 
 
 class StaticPolicy(nn.Module):
-    """What all policies that learn nothing share; on its own the identity.
+    """What all policies that learn nothing share; on its own it is the identity.
 
     Args:
         ops: names in ``OPS``.
-        generator: CPU generator of ops, strengths and signs.
-        noise_generator: generator on ``device``, for noise fields.
-        device: where the images are.
+        generator: generator of ops, strengths and signs, on the CPU.
+        noise_generator: generator of noise fields, on ``device``.
+        device: the device of the images.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class StaticPolicy(nn.Module):
         self.device = device
 
     def choose(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw positions (count, S) of ops, ``UNUSED`` for none, and their strengths (count, S)."""
+        """Draw the positions (count, S) of ops, ``UNUSED`` for none, and their strengths (count, S)."""
         return torch.empty(count, 0, dtype=torch.long), torch.empty(count, 0)
 
     def draw(self, shape: tuple[int, ...], by: Literal["uniform", "probability"] = "uniform") -> StaticDraw:
@@ -124,7 +126,7 @@ class StaticPolicy(nn.Module):
 
         Args:
             shape: (n, C, H, W) of the images.
-            by: of no effect, there is one distribution.
+            by: has no effect, because there is a single distribution.
         """
         chosen, strengths = self.choose(shape[0])
         signs = 2.0 * torch.randint(2, tuple(chosen.shape), generator=self.generator) - 1.0
@@ -138,11 +140,11 @@ class StaticPolicy(nn.Module):
 
     @torch.no_grad()
     def apply_draw(self, images: Tensor, draw: StaticDraw) -> View:
-        """Make one view an image: the geometric ops as one warp, then the intensity ops in order.
+        """Make one view per image: the geometric ops as a single warp, then the intensity ops in order.
 
         Args:
             images: (n, C, H, W) float32 in [0, 1].
-            draw: from :meth:`draw`.
+            draw: what :meth:`draw` returned.
         """
         uses = self._uses(draw.ops)
         theta = warp.identity(images.shape[0], images.device)
@@ -162,7 +164,7 @@ class StaticPolicy(nn.Module):
         return View(view, theta)
 
     def _uses(self, chosen: Tensor) -> list[tuple[int, int, Tensor]]:
-        """Return (slot, op position, images that use it there), slot by slot."""
+        """Return the slot, the op position and the images that use it there, slot by slot."""
         return [
             (slot, position, torch.nonzero(column == position)[:, 0])
             for slot, column in enumerate(chosen.unbind(dim=1))
@@ -170,32 +172,32 @@ class StaticPolicy(nn.Module):
         ]
 
     def _setting(self, draw: StaticDraw, slot: int, position: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the magnitudes and signs of the images in one slot, on the device."""
+        """Return the magnitudes and signs of some images in one slot, on the device."""
         strengths, signs = draw.strengths[rows, slot], draw.signs[rows, slot]
         table = torch.stack([magnitude_of(self.ops[position], strengths, signs), signs])
         magnitude, sign = table.to(self.device, non_blocking=True)
         return magnitude, sign
 
     def summary(self) -> dict[str, float]:
-        """Return nothing: a static policy does not move."""
+        """Return nothing, because a static policy does not move."""
         return {}
 
 
 class RandAugment(StaticPolicy):
-    """``size`` ops of a set an image, each drawn uniformly with replacement, all at one strength.
+    """A policy of ``size`` ops per image, drawn uniformly with replacement from a set, all at one strength.
 
     Cubuk et al. 2020, RandAugment: Practical automated data augmentation with a reduced search space.
 
     Args:
         op_set: a name in ``OP_SETS``.
-        size: ops an image, N.
-        strength: in [0, 1], M as a share of its scale.
+        size: N, the number of ops per image.
+        strength: M as a share of its scale, in [0, 1].
         generator: see :class:`StaticPolicy`.
         noise_generator: see :class:`StaticPolicy`.
         device: see :class:`StaticPolicy`.
 
     Raises:
-        ConfigError: unknown op set, or more ops asked for than the set has.
+        ConfigError: the op set is unknown, or has fewer ops than asked for.
     """
 
     def __init__(
@@ -217,13 +219,13 @@ class RandAugment(StaticPolicy):
         self.strength = strength
 
     def choose(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw ``size`` ops an image."""
+        """Draw ``size`` ops per image."""
         chosen = torch.randint(len(self.ops), (count, self.size), generator=self.generator)
         return chosen, torch.full((count, self.size), self.strength)
 
 
 class AutoAugment(StaticPolicy):
-    """One of the fixed sub-policies ``IMAGENET`` an image, each op applied with its probability.
+    """A policy of one of the sub-policies ``IMAGENET`` per image, with each op applied by its probability.
 
     Cubuk et al. 2019, AutoAugment: Learning augmentation strategies from data.
 
@@ -246,7 +248,7 @@ class AutoAugment(StaticPolicy):
         self._strengths = torch.tensor([[level / LEVELS for _, _, level in pair] for pair in IMAGENET])
 
     def choose(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw a sub-policy an image, and which of its ops are applied."""
+        """Draw one sub-policy per image, and which of its ops are applied."""
         index = torch.randint(len(IMAGENET), (count,), generator=self.generator)
         members = self._members[index]
         applied = torch.rand(tuple(members.shape), generator=self.generator) < self._probabilities[index]
@@ -254,13 +256,13 @@ class AutoAugment(StaticPolicy):
 
 
 def magnitude_of(op: Op, strength: Tensor, sign: Tensor) -> Tensor:
-    """Return the magnitude in [0, 1] that lies ``strength`` of the way from an op's identity.
+    """Return the magnitude in [0, 1] that lies the share ``strength`` of the way from the identity of an op.
 
-    An identity in the middle of the range goes the way of ``sign``, unless the op takes the sign itself.
-    Posterize, which has no identity, keeps fewer bits the stronger it is.
+    From an identity in the middle of the range the way is that of ``sign``, unless the op takes the sign
+    itself. Posterize, which has no identity, keeps fewer bits the stronger it is.
 
     Args:
-        op: whose range it is.
+        op: the op whose range it is.
         strength: (n,) in [0, 1].
         sign: (n,) of +1 and -1.
     """

@@ -1,11 +1,11 @@
-"""One 2x3 warp, its inverse, one resampling. All geometry of views goes through here.
+"""The 2x3 warp, its inverse and its resampling, through which all geometry of views goes.
 
-A theta is (N, 2, 3) float32 and maps output to input positions in units of half the field
-([-1, 1], half-pixel centres, ``align_corners=False``), as ``torch.nn.functional.affine_grid`` has it.
+A theta is (N, 2, 3) float32 and maps output positions to input positions in units of half the field ([-1, 1],
+half-pixel centres, ``align_corners=False``), as in ``torch.nn.functional.affine_grid``.
 
-Padding rule, the only one: whatever makes a *view* (image or pseudo-labels into an augmented frame)
-reflects at the border; whatever comes *back* to the original frame has zeros where the view did
-not look. Class probabilities of tiles, (N, L), have no place to move and stay as they are.
+There is a single padding rule: whatever makes a *view*, be it an image or pseudo-labels, reflects at the
+border; whatever comes *back* to the original frame is zero where the view did not look. Class probabilities
+of tiles, (N, L), have nowhere to move and stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def identity(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """Return the theta of warping by ``first`` and the result by ``second``; both (N, 2, 3)."""
+    """Return the theta of warping by ``first`` and then by ``second``, all (N, 2, 3)."""
     return first[:, :, :2] @ second + functional.pad(first[:, :, 2:], (2, 0))
 
 
@@ -29,7 +29,7 @@ def invert(theta: Tensor) -> Tensor:
     """Return the theta that undoes ``theta``, (N, 2, 3), in closed form.
 
     Raises:
-        torch.linalg.LinAlgError: never; a singular theta gives infinities.
+        torch.linalg.LinAlgError: never, as a singular theta gives infinities.
     """
     a, b, tx = theta[:, 0, 0], theta[:, 0, 1], theta[:, 0, 2]
     c, d, ty = theta[:, 1, 0], theta[:, 1, 1], theta[:, 1, 2]
@@ -39,12 +39,12 @@ def invert(theta: Tensor) -> Tensor:
 
 
 def to_view(images: Tensor, theta: Tensor) -> Tensor:
-    """Resample (N, C, H, W) into the frame of ``theta``, reflecting at the border; bilinear."""
+    """Resample (N, C, H, W) bilinearly into the frame of ``theta``, reflecting at the border."""
     return _resample(images, theta, "reflection")
 
 
 def from_view(maps: Tensor, theta: Tensor) -> Tensor:
-    """Resample (N, C, H, W) from the frame of ``theta`` back; zeros where the view did not look."""
+    """Resample (N, C, H, W) back from the frame of ``theta``, with zeros where the view did not look."""
     return _resample(maps, invert(theta), "zeros")
 
 
@@ -58,7 +58,7 @@ def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
 
 
 def sampling_grid(theta: Tensor, height: int, width: int) -> Tensor:
-    """Return the grid (N, height, width, 2) of ``affine_grid`` without its slow matrix product."""
+    """Return the grid (N, height, width, 2) of ``affine_grid``, without its slow matrix product."""
     x = (torch.arange(width, device=theta.device) * 2 + 1) / width - 1
     y = (torch.arange(height, device=theta.device) * 2 + 1) / height - 1
     matrix = theta[:, :, :, None, None]
@@ -68,7 +68,7 @@ def sampling_grid(theta: Tensor, height: int, width: int) -> Tensor:
 
 
 def normalise(probs: Tensor) -> Tensor:
-    """Return (N, L, *spatial) rescaled to sum to 1 over L; uniform where nothing is left, NaN stays NaN."""
+    """Return (N, L, *spatial) rescaled to sum to 1 over L; uniform where nothing is left; NaN stays NaN."""
     total = probs.sum(dim=1, keepdim=True)
     uniform = torch.full_like(probs, 1.0 / probs.shape[1])
     return torch.where(total <= 1e-6, uniform, probs / total.clamp_min(1e-6))
