@@ -1,6 +1,6 @@
-"""Moments of a network's features: what the adapting methods of the Y protocols know of the source.
+"""Moments of the features of a network, which is what methods of the Y protocols know of the source.
 
-Features are the input of the network's head, one vector per pixel, or one per tile. Sums are kept in float64.
+Features are what enters the head of the network, one vector per pixel or per tile. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ PIXELS_PER_SLICE = 16384
 
 @dataclass(frozen=True)
 class SourceStatistics:
-    """Moments of the source features, float32 on the CPU; D features, L classes.
+    """Moments of D source features in L classes, float32 on the CPU.
 
     Attributes:
         mean: (D,) over all pixels.
         covariance: (D, D), divided by the number of pixels.
         class_mean: (L, D) by reference class; zeros for a class without pixels.
         class_covariance: (L, D, D); zeros for a class without pixels.
-        class_pixels: (L,) int64, pixels used of each class.
-        class_ratio: (L,) share of each class among the pixels, sums to 1.
+        class_pixels: (L,) int64, number of pixels used of each class.
+        class_ratio: (L,) share of each class among the pixels; the shares sum to 1.
     """
 
     mean: Tensor
@@ -40,7 +40,7 @@ class SourceStatistics:
 
 
 class _Moments:
-    """Running sums of the features, per class; the whole follows from the classes."""
+    """Running sums of the features per class, from which those of all features follow."""
 
     def __init__(self, classes: int, features: int, device: torch.device) -> None:
         self.count = torch.zeros(classes, dtype=torch.float64, device=device)
@@ -94,16 +94,16 @@ def source_statistics(
     """Measure the features at the input of ``model.head``, in eval mode.
 
     Args:
-        model: on its device; its mode is put back afterwards.
-        batches: images (N, C, H, W) float32 in the model's range, class indices (N, H, W), or (N,) of tiles.
-        classes: L.
-        pixels_per_slice: at most this many pixels of each slice, drawn without replacement;
-            None takes all.
-        generator: on the CPU, for the draw; seed 0 if not given.
+        model: the network, on its device; its mode is restored afterwards.
+        batches: images (N, C, H, W) float32 in the model's range, with class indices (N, H, W) of pixels or
+            (N,) of tiles.
+        classes: number of classes.
+        pixels_per_slice: largest number of pixels of each slice, drawn without replacement; None takes all.
+        generator: generator of the draw, on the CPU; seeded with 0 if not given.
 
     Raises:
         DataError: no batch came.
-        CheckpointError: the head's input is not a map (N, D, h, w), or (N, D) of a tile classifier.
+        CheckpointError: what enters the head is not (N, D, h, w), or (N, D) in a tile classifier.
     """
     generator = generator or torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -133,7 +133,7 @@ def source_statistics(
 
 
 def _feature_map(caught: list[Tensor], label_axes: int) -> Tensor:
-    """Return (N, D, h, w), of tiles with one pixel each."""
+    """Return the features (N, D, h, w); a tile has a single pixel."""
     shape = tuple(caught[-1].shape) if caught else "nothing"
     if caught and label_axes == 1 and caught[-1].dim() == 2:
         return caught[-1][:, :, None, None]
@@ -144,7 +144,10 @@ def _feature_map(caught: list[Tensor], label_axes: int) -> Tensor:
 
 
 def _pixels(features: Tensor, labels: Tensor, size: Sequence[int]) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yield for each slice (P, D) vectors and (P,) labels; padding is cropped, coarse maps are met."""
+    """Yield for each slice (P, D) vectors and (P,) labels.
+
+    Padding is cropped off the features; if they are coarser than the labels, the labels are resampled.
+    """
     height, width = size
     if features.shape[-2] >= height and features.shape[-1] >= width:
         features = features[..., :height, :width]

@@ -1,7 +1,7 @@
-"""Which statistics batch norms use, and which passes move their running ones.
+"""Which statistics batch norms use, and which passes move their running statistics.
 
-A batch norm has two sources of statistics: the batch at hand, and its running averages. Everything
-that changes either goes through here, so that the state of a method is easy to follow.
+A batch norm has two sources of statistics, the batch at hand and its running averages. Everything that
+changes either goes through this module, so that the state of a method is easy to follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def batch_statistics(model: nn.Module, *, momentum: float | None) -> Iterator[No
     """Normalise with the statistics of each batch inside the block.
 
     Args:
-        model: its other layers stay as they are (drop-out stays off).
+        model: the network, whose other layers stay as they are (dropout stays off).
         momentum: share of the batch in the running statistics, in (0, 1]; None leaves them alone.
     """
     layers = norm_layers(model)
@@ -37,7 +37,7 @@ def batch_statistics(model: nn.Module, *, momentum: float | None) -> Iterator[No
 
 
 def running_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return (mean, variance) of each batch norm, the live buffers."""
+    """Return the mean and variance of each batch norm; they are its live buffers."""
     return [
         (layer.running_mean, layer.running_var)
         for layer in norm_layers(model)
@@ -46,13 +46,13 @@ def running_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 
 def copied(statistics: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Return a copy of (mean, variance) pairs."""
+    """Return a copy of pairs of mean and variance."""
     return [(mean.detach().clone(), variance.detach().clone()) for mean, variance in statistics]
 
 
 @torch.no_grad()
 def blend_running_statistics(model: nn.Module, source: list[tuple[Tensor, Tensor]], share: float) -> None:
-    """Set running statistics to ``share`` of the present ones plus the rest of ``source``."""
+    """Set the running statistics to ``share`` times their values plus 1 - ``share`` times ``source``."""
     for (mean, variance), (mean_source, variance_source) in zip(
         running_statistics(model), source, strict=True
     ):
@@ -62,7 +62,7 @@ def blend_running_statistics(model: nn.Module, source: list[tuple[Tensor, Tensor
 
 @contextmanager
 def kept_running_statistics(model: nn.Module) -> Iterator[None]:
-    """Put the running statistics back as they were when the block ends."""
+    """Restore the running statistics when the block ends."""
     saved = copied(running_statistics(model))
     counts = [layer.num_batches_tracked for layer in norm_layers(model)]
     kept_counts = [None if count is None else count.clone() for count in counts]
@@ -79,7 +79,7 @@ def kept_running_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def evenly_spaced(images: Tensor, limit: int) -> Tensor:
-    """Return at most ``limit`` of the images, evenly spaced along the stack."""
+    """Return at most ``limit`` images, evenly spaced along the stack."""
     if images.shape[0] <= limit:
         return images
     index = torch.linspace(0, images.shape[0] - 1, limit).round().long().to(images.device)
