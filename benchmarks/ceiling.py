@@ -28,7 +28,7 @@ from tesla_med.io.cases import find_cases
 from tesla_med.models.base import default_device, to_model_range
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
-from tesla_med.plan import device_name
+from tesla_med.models.base import device_name
 
 
 def fine_tuned(model: Any, images: torch.Tensor, labels: torch.Tensor, options: Any, seed: int) -> Any:

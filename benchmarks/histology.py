@@ -47,11 +47,12 @@ from tesla_med.config.models import PROTOCOLS, PipelineConfig, SiteConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.errors import TeslaMedError
-from tesla_med.io.tiles import find_tiles, stream
+from tesla_med.io.tiles import find_tiles
+from tesla_med.prepare.tiles import stream
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
-from tesla_med.plan import device_name
+from tesla_med.models.base import device_name
 from tesla_med.training.tiles import fit_tiles, turned
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 

@@ -27,7 +27,7 @@ from tesla_med.config.models import LabelClass
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.postprocess import keep_largest
-from tesla_med.engine.predictor import CasePredictor
+from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.engine.quality import with_estimates
 from tesla_med.engine.recalibration import scale_temperature
 from tesla_med.io.cases import find_cases
@@ -35,8 +35,8 @@ from tesla_med.io.references import read_reference
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
-from tesla_med.plan import device_name
-from tesla_med.prepare.stream import CaseLoader, LoadedCase, SiteSlices
+from tesla_med.models.base import device_name
+from tesla_med.prepare.stream import CaseLoader, LoadedCase, SiteImages as SiteSlices
 from tesla_med.scoring import calibration, metrics
 from tesla_med.scoring import score as scoring
 from tesla_med.tta.base import MethodContext, make_method

@@ -33,7 +33,7 @@ from tesla_med.demo.volumes import TASKS, ScannerSettings, Task, make_site, pres
 from tesla_med.errors import TeslaMedError
 from tesla_med.models.base import default_device
 from tesla_med.models.checkpoint import versions
-from tesla_med.plan import device_name
+from tesla_med.models.base import device_name
 from tesla_med.training.train import train_source
 from tesla_med.types import CaseResult
 

@@ -31,7 +31,7 @@ from tesla_med.models.base import build_model, default_device, parameter_count, 
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.models.normalisation import batch_statistics
-from tesla_med.plan import device_name
+from tesla_med.models.base import device_name
 from tesla_med.prepare.stream import CaseLoader
 from tesla_med.tta.base import MethodContext, make_method
 

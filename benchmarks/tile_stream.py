@@ -72,7 +72,8 @@ def plain_inference(folder: Path, weights: Path, options: argparse.Namespace) ->
     import torch
 
     from tesla_med.config.files import load_pipeline, load_site
-    from tesla_med.io.tiles import find_tiles, stream
+    from tesla_med.io.tiles import find_tiles
+    from tesla_med.prepare.tiles import stream
     from tesla_med.models.base import default_device, to_model_range
     from tesla_med.models.loading import load_model
 
@@ -197,7 +198,7 @@ def main() -> None:
     if options.out:
         from tesla_med.models.base import default_device
         from tesla_med.models.checkpoint import versions
-        from tesla_med.plan import device_name
+        from tesla_med.models.base import device_name
 
         content = {
             "command": " ".join(["python", "benchmarks/tile_stream.py", *sys.argv[1:]]),

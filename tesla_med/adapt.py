@@ -21,6 +21,7 @@ from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.resuming import Ledger
+from tesla_med.scoring.text import counted
 from tesla_med.types import Carry, Failure, Progress, Ref, SiteResult, Unit, Verdict
 
 log = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class _Run:
             plan.notes,
         )
         if diverged:
-            notes += (f"{NOT_FINITE}: {diverged} of {units} {task.unit}s",)
+            notes += (f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}",)
         files = self.reports.finish(results, self.progress)
         manifest = plan.manifest() | {"notes": list(notes)} | task.account(plan.items, results)
         self.folder.write_manifest(plan.settings(), manifest, complete=True)

@@ -129,5 +129,5 @@ def drive(report, pairs, steps=3):
     for step in range(steps):
         report.step(step, {"loss/total": 1.0 / (step + 1), "policy/magnitude/gamma": 0.1 * step})
     for result, view in pairs:
-        report.case(result, view)
+        report.unit([result], view)
     return report.finish([result for result, _ in pairs])

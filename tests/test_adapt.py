@@ -16,22 +16,21 @@ import small_site as small
 import torch
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
-from tesla_med import plan as plan_module
 from tesla_med.actions.predict import predict
 from tesla_med.adapt import adapt_site, run_plan
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, Region
-from tesla_med.engine.guard import Verdict
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError
 from tesla_med.io.files import sha256
 from tesla_med.io.volumes import save_image
 from tesla_med.models.base import Network
 from tesla_med.models.loading import LoadedModel
-from tesla_med.plan import make_plan
-from tesla_med.prepare.stream import CaseLoader
+from tesla_med.plan import RunRequest, make_plan
 from tesla_med.reports.table import COLUMNS
 from tesla_med.scoring import score as scoring
+from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.tesla import TeSLA
+from tesla_med.types import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLIPPED = "loss/flipped_cross_entropy"
@@ -322,7 +321,7 @@ def stub(monkeypatch, tmp_path):
     def load(_, pipeline, overrides=()):
         return LoadedModel(Threshold(), pipeline, None, ())
 
-    monkeypatch.setattr(plan_module, "load_model", load)
+    monkeypatch.setattr("tesla_med.models.loading.load_model", load)
     return path
 
 
@@ -489,14 +488,14 @@ def test_region_mask_missing(three, weights, tmp_path):
 
 @pytest.mark.parametrize("error", [MemoryError("6 GiB"), RuntimeError("bug"), KeyError("bug")])
 def test_any_exception_while_loading(three, weights, tmp_path, monkeypatch, error):
-    original = CaseLoader.__call__
+    original = Volumes.load
 
-    def load(self, case):
-        if case.name == "Case01":
+    def load(self, ref):
+        if ref.name == "Case01":
             raise error
-        return original(self, case)
+        return original(self, ref)
 
-    monkeypatch.setattr(CaseLoader, "__call__", load)
+    monkeypatch.setattr(Volumes, "load", load)
     result = run_beside_good(three, weights, tmp_path / "out", protocol="N-M")
     assert [item.status for item in result.results] == ["ok", "failed", "ok"]
     assert "Case01.nii.gz" in result.results[1].reason
@@ -724,16 +723,16 @@ def test_many_cases_hold_few_volumes(weights, tmp_path, monkeypatch):
     small.make_volumes(tmp_path / "nii", 8)
     alive: list[weakref.ref] = []
     most = []
-    original = CaseLoader.__call__
+    original = Volumes.load
 
-    def load(self, case):
-        loaded = original(self, case)
-        alive.append(weakref.ref(loaded.volume))
+    def load(self, ref):
+        loaded = original(self, ref)
+        alive.append(weakref.ref(loaded.content.volume))
         gc.collect()
         most.append(sum(reference() is not None for reference in alive))
         return loaded
 
-    monkeypatch.setattr(CaseLoader, "__call__", load)
+    monkeypatch.setattr(Volumes, "load", load)
     small.run(tmp_path / "nii", weights, tmp_path / "out", method="source", reports=())
     assert len(most) == 8
     assert max(most) <= 3
@@ -741,10 +740,11 @@ def test_many_cases_hold_few_volumes(weights, tmp_path, monkeypatch):
 
 def test_a_plan_can_be_run_again(volumes, weights, tmp_path):
     texts = (*small.SMALL, *small.FEW, *small.BARE)
-    plan = make_plan(
-        small.site(), volumes, weights=weights, pipeline=load_pipeline("prostate", texts), device="cpu",
-        out=tmp_path / "out",
-    )  # fmt: skip
+    pipeline = load_pipeline("prostate", texts)
+    request = RunRequest(
+        small.site(), volumes, weights=weights, pipeline=pipeline, device="cpu", out=tmp_path / "out"
+    )
+    plan = make_plan(request)
     first = small.masks(run_plan(plan).out)
     assert small.masks(run_plan(plan, overwrite=True).out) == first
 
@@ -768,13 +768,13 @@ def test_tiny_stack_of_one_slice(weights, tmp_path):
 def test_a_run_that_breaks_off_leaves_no_file_open_and_no_thread(volumes, weights, tmp_path, monkeypatch):
     import threading
 
-    from tesla_med import adapt as adapt_module
+    from tesla_med.tasks import volumes as volumes_module
 
     def full(*_):
         raise OutputError("disk full")
 
     small.run(volumes, weights, tmp_path / "out", reports=())
-    monkeypatch.setattr(adapt_module, "write_mask", full)
+    monkeypatch.setattr(volumes_module, "encode_mask", full)
     handles = Path("/proc/self/fd")
 
     def held():

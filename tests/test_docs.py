@@ -261,10 +261,10 @@ def test_every_configuration_field_is_described(model):
 
 
 def test_columns_and_files_are_described():
-    from tesla_med.actions.evaluate import COLUMNS as EVALUATE_COLUMNS
-    from tesla_med.actions.tile_evaluation import TILE_COLUMNS
     from tesla_med.reports.table import COLUMNS
     from tesla_med.runs.folder import PARTS, RunFolder
+    from tesla_med.scoring.masks import COLUMNS as EVALUATE_COLUMNS
+    from tesla_med.scoring.tables import TILE_COLUMNS
     from tesla_med.training.train import OWN_FILES
 
     text = read("docs/reference/outputs.md")

@@ -9,9 +9,9 @@ import small_site as small
 
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import Region, SiteConfig
-from tesla_med.errors import CheckpointError, ConfigError, DataError
-from tesla_med.plan import make_plan
 from tesla_med.config.resolve import other_sites, resolve
+from tesla_med.errors import CheckpointError, ConfigError, DataError
+from tesla_med.plan import RunRequest, make_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +28,8 @@ def volumes(tmp_path):
 
 
 def plan(volumes, weights, **options):
-    return make_plan(options.pop("site", small.site()), volumes, weights=weights, device="cpu", **options)
+    site = options.pop("site", small.site())
+    return make_plan(RunRequest(site, volumes, weights=weights, device="cpu", **options))
 
 
 def test_defaults_come_from_site_and_pipeline(volumes, weights, tmp_path, monkeypatch):
@@ -39,7 +40,7 @@ def test_defaults_come_from_site_and_pipeline(volumes, weights, tmp_path, monkey
     assert plan(volumes, weights, protocol="N-M").reset == "site"
     assert plan(volumes, weights, pipeline="prostate_paper").reset == "site"
     assert plan(volumes, weights, method="source").out.as_posix() == "runs/X/source-N-O"
-    assert [case.name for case in made.cases] == ["Case00", "Case01"]
+    assert list(made.items.names) == ["Case00", "Case01"]
     assert not list(tmp_path.glob("runs"))
 
 
@@ -106,7 +107,7 @@ def test_overrides_reach_loaded_configurations(volumes, weights):
 def test_wrong_names(volumes, weights, options, words):
     arguments = {"device": "cpu"} | options
     with pytest.raises(ConfigError, match=words):
-        make_plan(arguments.pop("site", small.site()), volumes, weights=weights, **arguments)
+        make_plan(RunRequest(arguments.pop("site", small.site()), volumes, weights=weights, **arguments))
 
 
 def test_weights(volumes, weights, tmp_path):
@@ -115,7 +116,7 @@ def test_weights(volumes, weights, tmp_path):
     with pytest.raises(CheckpointError, match=r"nothing\.safetensors"):
         plan(volumes, tmp_path / "nothing.safetensors")
     own = small.site(weights=str(weights))
-    assert make_plan(own, volumes, device="cpu").weights == weights
+    assert make_plan(RunRequest(own, volumes, device="cpu")).weights == weights
     (tmp_path / "cut.safetensors").write_bytes(weights.read_bytes()[:500])
     with pytest.raises(CheckpointError, match=r"cut\.safetensors"):
         plan(volumes, tmp_path / "cut.safetensors")
@@ -133,8 +134,8 @@ def test_parts_of_other_sites_are_left_alone(weights, tmp_path):
     small.make_volumes(tmp_path / "UCL", 1)
     small.make_volumes(tmp_path / "plain", 1)
     made = plan(tmp_path, weights)
-    assert [case.name for case in made.cases] == ["plain/Case00"]
-    assert [path.name for path, _ in made.skipped] == ["UCL"]
+    assert list(made.items.names) == ["plain/Case00"]
+    assert [path.name for path, _ in made.items.skipped] == ["UCL"]
     assert made.manifest()["skipped"] == [{"file": "UCL", "reason": "the folder of another site"}]
 
 

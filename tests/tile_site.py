@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tesla_med.adapt import run_plan
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import SiteConfig
-from tesla_med.training.tiles import train_tiles
+from tesla_med.plan import RunRequest, make_plan
+from tesla_med.training.train import train_source
 
 SMALL = (
-    *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=60", "train.batch_size=16"),
+    *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=90", "train.batch_size=16"),
     "train.learning_rate=0.01",
     *("train.validate_every=20", "methods.tesla.batch_slices=8", "methods.tesla.weak_views=2"),
     *("protocols.N-M.tesla.epochs=1", "protocols.N-M.tesla.batch_slices=8"),
@@ -77,11 +79,22 @@ def make_batch(count: int, seed=0, size=32) -> torch.Tensor:
     return (smooth + 0.1 * torch.randn(smooth.shape, generator=generator)).clamp(0, 1)
 
 
+def adapt_tiles(site, folder, *, resume=False, overwrite=False, carry=None, progress=None, **options):
+    """Adapt to tiles; ``carry`` as of ``run_plan``."""
+    plan = make_plan(RunRequest(site, folder, **options))
+    return run_plan(plan, resume=resume, overwrite=overwrite, carry=carry, progress=progress)
+
+
+def read(result):
+    """Return how many tiles were read."""
+    return sum(item.probs is not None for item in result.results)
+
+
 def train_weights(folder: Path) -> Path:
     """Return weights trained once a session."""
     if not _TRAINED:
         make_tiles(folder / "source", 12, seed=7)
-        result = train_tiles(
+        result = train_source(
             load_pipeline("kather", SMALL), [site()], folder / "source", folder / "out", device="cpu"
         )
         _TRAINED.append(result.weights)

@@ -37,6 +37,21 @@ class DemoRow:
     adapted: float
     report: Path
 
+    @property
+    def cases(self) -> int:
+        """Number of cases or tiles."""
+        return self.items
+
+    @property
+    def dice_source(self) -> float:
+        """The headline metric of the unadapted model, of volumes their Dice."""
+        return self.source
+
+    @property
+    def dice(self) -> float:
+        """The headline metric after adaptation, of volumes their Dice."""
+        return self.adapted
+
 
 @dataclass(frozen=True)
 class DemoResult:
@@ -61,6 +76,11 @@ class DemoResult:
     validation: float
     rows: tuple[DemoRow, ...]
     seconds: float
+
+    @property
+    def validation_dice(self) -> float:
+        """The metric of the source model, of volumes their Dice."""
+        return self.validation
 
     def table(self) -> str:
         """Return the table as text: the metric in percent, source and adapted, one line per site."""

@@ -109,7 +109,7 @@ class Predictor:
             (self.source, self.method),
             restore,
             most,
-            least=min(driver.least, count),
+            least=min(driver.least, count) if self.method.adapts else 1,
             noun=driver.noun,
             first=self._limit,
         )

@@ -132,7 +132,7 @@ class _Matcher:
         return any(pattern is not None and pattern.key(path) is not None for pattern in patterns)
 
     def index(self, paths: Sequence[Path]) -> _Masks:
-        """Return masks and channels by folder, layer, key; the region is layer -1, channels are -2 and below."""
+        """Return masks and channels by folder, layer and key; the region is layer -1, channels are below."""
         layers = list(enumerate(self.masks)) + ([(-1, self.region)] if self.region else [])
         layers += [(-2 - number, pattern) for number, pattern in enumerate(self.channels)]
         found: _Masks = {}

@@ -18,6 +18,11 @@ REPORT_FOLDER = "report"
 Counts: TypeAlias = Callable[[Sequence[Any]], list[Mapping[str, Any]]]
 
 
+def counts_of(results: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the calibration counts that records hold."""
+    return [item.calibration for item in results if item.calibration is not None]
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What a report knows of the run before the first case.
@@ -51,7 +56,7 @@ class RunContext:
     folder: Path = Path()
     kind: Any = CaseResult
     item: str = "case"
-    counts: Counts = field(default=lambda results: [item.calibration for item in results if item.calibration])
+    counts: Counts = counts_of
 
     @property
     def report_folder(self) -> Path:

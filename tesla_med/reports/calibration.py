@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import PipelineConfig
-from tesla_med.reports.base import REPORTS, Report, RunContext
+from tesla_med.reports.base import REPORTS, Report, RunContext, counts_of
 from tesla_med.scoring.areas import BOUNDARY_WIDTH
 from tesla_med.scoring.calibration import ALL_CLASSES, MODELS
 from tesla_med.scoring.summary import merge, summarise
@@ -48,9 +48,14 @@ class CalibrationReport(Report):
         return [data, picture]
 
 
-def summarise_results(results: Sequence[Any], run: RunContext) -> dict[str, Any]:
-    """Return :func:`tesla_med.scoring.summary.summarise` of every record that has counts."""
-    counts = run.counts(results)
+def summarise_results(results: Sequence[Any], run: RunContext | None = None) -> dict[str, Any]:
+    """Return :func:`tesla_med.scoring.summary.summarise` of every record that has counts.
+
+    Args:
+        results: the records.
+        run: knows how to count records that do not hold their counts themselves.
+    """
+    counts = counts_of(results) if run is None else run.counts(results)
     return summarise(merge(counts), counts)
 
 

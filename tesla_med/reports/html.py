@@ -15,6 +15,7 @@ from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.reports.drawing import data_uri
 from tesla_med.reports.quality import scatter_png
+from tesla_med.reports.tile_pictures import tile_pictures
 from tesla_med.scoring.metrics import dice
 from tesla_med.types import CaseResult, CaseView, TileResult
 
@@ -129,9 +130,8 @@ class TilePage:
         from tesla_med.scoring.classes import class_figures
 
         run = self.run
-        pictures = {
-            path.name: data_uri(path.read_bytes(), "image/png") for path in run.report_folder.glob("*.png")
-        }
+        drawn = tile_pictures(results, run)
+        pictures = {name: data_uri(content, "image/png") for name, content in drawn.items()}
         page: str = template("tiles.html.j2").render(
             run=run,
             version=__version__,

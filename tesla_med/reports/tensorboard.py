@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,9 +208,10 @@ class TileCurves:
                 self._writer.add_scalar(f"running/error_{name}", 1.0 - accuracy, self._tiles)
 
     def finish(self, results: Sequence[Any]) -> None:
-        """Write the final figures, and the pictures that other reports made."""
+        """Write the final figures and the pictures."""
         from PIL import Image
 
+        from tesla_med.reports.tile_pictures import tile_pictures
         from tesla_med.scoring.classes import class_figures
 
         names = [item.name for item in self.run.pipeline.classes]
@@ -220,9 +222,9 @@ class TileCurves:
             for title, share in zip(names, values["accuracy_by_class"], strict=True):
                 if share is not None:
                     self._writer.add_scalar(f"final/accuracy_{name}/{title}", share, self._tiles)
-        for path in sorted(self.run.report_folder.glob("*.png")):
-            picture = np.asarray(Image.open(path).convert("RGB"))
-            self._writer.add_image(path.stem, picture, self._tiles, dataformats="HWC")
+        for name, content in tile_pictures(results, self.run).items():
+            picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+            self._writer.add_image(name, picture, self._tiles, dataformats="HWC")
 
 
 CURVES: dict[type, Any] = {CaseResult: CaseCurves, TileResult: TileCurves}

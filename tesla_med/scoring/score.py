@@ -158,13 +158,17 @@ def of_source(record: CaseResult, reason: str) -> CaseResult:
 
 
 def _source_score(score: ClassScore) -> ClassScore:
-    """Return the figures of the source mask; its surface distances were never measured."""
+    """Return the figures of the source mask; what was measured of the adapted mask alone is None."""
+    known = {metric.name: metric for metric in metrics.METRICS.in_order()}
+    values = dict.fromkeys((*known, *score.more), None) | {
+        column: score.value(metric.source)
+        for metric in known.values()
+        if metric.of_source
+        for column in metric.columns
+    }
     return score.model_copy(
         update={
-            "dice": score.dice_source,
-            "hd95_mm": None,
-            "assd_mm": None,
-            "volume_ml": score.volume_ml_source,
+            **ClassScore.placed(values),
             "voxels": score.voxels_source,
             "predicted_dice": None,
             "predicted_low": None,

@@ -29,3 +29,13 @@ def some(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
 def metric_title(metric: str) -> str:
     """Return how a headline metric is called in sentences and tables."""
     return {"dice": "Dice", "accuracy": "accuracy"}.get(metric, metric)
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with a noun, in the singular or the plural."""
+    return f"{count} {word}" if count == 1 else f"{count} {plural(word)}"
+
+
+def plural(word: str) -> str:
+    """Return the plural of a regular noun."""
+    return word + ("es" if word.endswith(("ch", "s", "x")) else "s")

@@ -293,15 +293,17 @@ class Task(ABC):
 
     def rows(self, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """Yield the rows of a comparison that a finished run gives."""
-        from tesla_med.scoring.metrics import COMPARED
+        from tesla_med.scoring.metrics import compared
+
+        columns = compared()
 
         for record in folder.records(self.names(folder.read()["settings"], folder), self.result):
             common = {"case": record.case, "status": record.status, "used": record.used}
             common |= {"seconds": round(record.seconds, 3), "slices": record.slices}
             if not record.scores:
-                yield common | dict.fromkeys(("label", "class", *COMPARED))
+                yield common | dict.fromkeys(("label", "class", *columns))
             for score in record.scores:
-                figures = {name: getattr(score, name) for name in COMPARED}
+                figures = {name: score.value(name) for name in columns}
                 yield common | {"label": score.label, "class": score.name} | figures
 
     # ------------------------------------------------------------ refusing

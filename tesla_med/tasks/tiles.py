@@ -324,12 +324,9 @@ class Tiles(Task):
         from tesla_med.scoring.calibration import count_predicted
 
         found = {}
-        names = [item.name for item in self.pipeline.classes]
         for key, folder in runs.items():
-            kept = [row for row in read_rows(folder.out / TABLE) if row["prediction"] and row["label"]]
-            if kept:
-                probs = np.array([[float(row[f"p_{name}"]) for name in names] for row in kept], np.float32)
-                index = np.array([self.order[row["label"]] for row in kept])
+            probs, index = self._labelled_probs(folder)
+            if len(index):
                 found[key] = count_predicted(probs.T, index, self.pipeline.report.bins)
         yield found
 

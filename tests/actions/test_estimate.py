@@ -8,7 +8,7 @@ import small_site as small
 from tesla_med.actions import estimate as estimates
 from tesla_med.actions.estimate import estimate
 from tesla_med.config.models import Region
-from tesla_med.plan import make_plan
+from tesla_med.plan import RunRequest, make_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,7 +26,7 @@ def volumes(tmp_path):
 
 def of(volumes, weights, **options):
     site = options.pop("site", small.site())
-    return estimate(make_plan(site, volumes, weights=weights, device="cpu", **options))
+    return estimate(make_plan(RunRequest(site, volumes, weights=weights, device="cpu", **options)))
 
 
 def test_lists_every_case(volumes, weights):

@@ -10,10 +10,9 @@ import pytest
 import tile_site
 from sklearn.metrics import log_loss
 
-from tesla_med.actions.tile_evaluation import evaluate_tiles, is_tile_table
 from tesla_med.cli.app import run as run_cli
 from tesla_med.errors import DataError
-from tesla_med.tasks.tile_runs import adapt_tiles
+from tesla_med.scoring.tables import evaluate_tiles, is_tile_table
 
 CLASSES = ("tumour", "stroma", "lymphocytes")
 HEAD = ["tile", "label", "prediction", "source_prediction", "entropy", *(f"p_{name}" for name in CLASSES)]
@@ -68,7 +67,7 @@ def test_figures_by_hand(tmp_path):
 def test_agrees_with_the_run(tmp_path):
     weights = tile_site.train_weights(tmp_path / "trained")
     tile_site.make_tiles(tmp_path / "tiles", 4, seed=3, shift=0.5)
-    result = adapt_tiles(
+    result = tile_site.adapt_tiles(
         tile_site.site(),
         tmp_path / "tiles",
         weights=weights,

@@ -8,7 +8,7 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.engine.driver import Driver
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import build_model, norm_layers
-from tesla_med.prepare.stream import SiteSlices
+from tesla_med.prepare.stream import SiteImages
 
 CASE = 40
 ARGUMENTS = "{channels: [4, 8, 16], strides: [2, 2], norm: batch}"
@@ -42,7 +42,7 @@ def test_a_batch_of_one_4x4_patch_is_adapted_to(make_tta, make_network, name, ma
 
 
 def test_a_last_batch_of_one_slice_is_adapted_to(make_tta, make_images):
-    class Slices(SiteSlices):
+    class Slices(SiteImages):
         def __iter__(self):
             yield from (make_images(2), make_images(1, seed=1))
 

@@ -14,12 +14,11 @@ import tile_site
 import torch
 
 from tesla_med import plan
-from tesla_med.engine.memory import free_device_memory, is_out_of_memory, with_less_memory
-from tesla_med.engine.predictor import CasePredictor
+from tesla_med.engine.memory import attempts, free_device_memory, is_out_of_memory
+from tesla_med.engine.predictor import Predictor
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import MODELS as REGISTRY
 from tesla_med.models.unet import UNet
-from tesla_med.tasks.tile_runs import adapt_tiles
 
 CASE = 50
 
@@ -85,7 +84,7 @@ def test_less_slices_at_once_where_memory_is_short(volumes, weights, tmp_path, m
 def test_no_memory_at_all_fails_that_case_only(volumes, weights, tmp_path, monkeypatch):
     slices = []
     plain = small.run(volumes, weights, tmp_path / "plain", reset="site", method="bn")
-    attempt, calls = CasePredictor._attempt, [0]
+    attempt, calls = Predictor._attempt, [0]
 
     def fail_second(self, images):
         if len(slices) == 1:
@@ -100,9 +99,9 @@ def test_no_memory_at_all_fails_that_case_only(volumes, weights, tmp_path, monke
         finally:
             slices.append(None)
 
-    judged = CasePredictor._judged
-    monkeypatch.setattr(CasePredictor, "_attempt", fail_second)
-    monkeypatch.setattr(CasePredictor, "_judged", counted)
+    judged = Predictor._judged
+    monkeypatch.setattr(Predictor, "_attempt", fail_second)
+    monkeypatch.setattr(Predictor, "_judged", counted)
     result = small.run(volumes, weights, tmp_path / "out", reset="site", method="bn")
     assert [item.status == "failed" for item in result.results] == [False, True, False]
     tried = "4 slices at once, 2 slices at once, 1 slice at once, 1 slice at once, stitched on the CPU"
@@ -135,7 +134,7 @@ def classify(weights, folder, out, largest, monkeypatch, protocol="N-O", method=
         tile_site.make_tiles(folder, 10, seed=2, shift=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(network, "logits", logits)
-        result = adapt_tiles(
+        result = tile_site.adapt_tiles(
             tile_site.site(),
             folder,
             weights=weights,
@@ -151,20 +150,23 @@ def classify(weights, folder, out, largest, monkeypatch, protocol="N-O", method=
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
 def test_tiles_are_learned_from_in_smaller_batches(tile_weights, tmp_path, monkeypatch, protocol):
     result, sizes = classify(tile_weights, tmp_path / "in", tmp_path / "out", 8, monkeypatch, protocol)
-    assert result.tiles == 40
+    assert tile_site.read(result) == 40
     assert max(sizes) == 8
-    assert "memory ran out, done with 8 tiles at once" in result.notes
-    assert len(result.notes) == 1  # later batches begin with as many
+    reasons = {item.reason for item in result.results}
+    # The batch that ran out of memory says so; under N-O a later batch begins with as many.
+    assert reasons == {"memory ran out, done with 8 tiles at once"} | ({""} if protocol == "N-O" else set())
 
 
 def test_too_few_tiles_are_not_learned_from(tile_weights, tmp_path, monkeypatch):
-    with pytest.raises(AdaptationError, match="32 tiles at once, 16 tiles at once, 8 tiles at once; use"):
-        classify(tile_weights, tmp_path / "in", tmp_path / "out", 4, monkeypatch)
-    assert not list((tmp_path / "out").rglob("predictions.csv"))
+    result, _ = classify(tile_weights, tmp_path / "in", tmp_path / "out", 4, monkeypatch)
+    assert {item.status for item in result.results} == {"failed"}
+    tried = "32 tiles at once, 16 tiles at once, 8 tiles at once; use"
+    assert any(tried in item.reason for item in result.results)
+    assert not result.complete
     result, sizes = classify(
         tile_weights, tmp_path / "in", tmp_path / "plain", 4, monkeypatch, method="source"
     )
-    assert (result.tiles, max(sizes)) == (40, 4)  # predictions do not depend on the batch
+    assert (tile_site.read(result), max(sizes)) == (40, 4)  # predictions do not depend on the batch
 
 
 class Counter:
@@ -177,28 +179,41 @@ class Counter:
         self.limits.append((limit, stitch_on_cpu))
 
 
+def attempt_all(work, methods, most, **options):
+    for attempt in attempts(methods, lambda: restored.append(1), most, **options):
+        with attempt:
+            return work(), attempt.note
+    return None
+
+
+restored: list[int] = []
+
+
 def test_the_order_of_what_is_tried():
-    method, restored = Counter(), []
+    method = Counter()
+    restored.clear()
 
     def work():
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     with pytest.raises(AdaptationError, match="tried 5 slices at once, 2 slices"):
-        with_less_memory(work, lambda: restored.append(1), (method,), 5)
-    assert method.limits == [(None, False), (2, False), (1, False), (1, True), (None, False)]
+        attempt_all(work, (method,), 5)
+    assert [item for item in method.limits if item != (None, False)] == [(2, False), (1, False), (1, True)]
+    assert method.limits[-1] == (None, False)
     assert len(restored) == 4
 
 
 def test_other_errors_are_not_tried_again():
-    calls = []
+    calls, method = [], Counter()
 
     def work():
         calls.append(1)
         raise RuntimeError("shape mismatch")
 
     with pytest.raises(RuntimeError, match="shape"):
-        with_less_memory(work, lambda: None, (Counter(),), 8)
+        attempt_all(work, (method,), 8, first=4)
     assert len(calls) == 1
+    assert method.limits == [(4, False), (None, False)]
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     assert not is_out_of_memory(ValueError("out of memory"))

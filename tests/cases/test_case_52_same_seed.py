@@ -6,19 +6,19 @@ import torch
 
 from tesla_med import adapt as adapt_module
 from tesla_med.errors import TeslaMedError
-from tesla_med.prepare.stream import Failure, case_error
+from tesla_med.types import Failure
 
 CASE = 52
 STATUS = "on a GPU single voxels may differ between cards; that is not tested here"
 
 
-def in_turn(cases, load):
+def in_turn(refs, load, count):
     """Read each case when it is wanted, on the main thread: what no worker at all would do."""
-    for case in cases:
+    for ref in refs:
         try:
-            yield load(case)
+            yield load(ref)
         except TeslaMedError as error:
-            yield Failure(case, case_error(case, error))
+            yield Failure(ref, error)
 
 
 @pytest.mark.parametrize("options", [{}, {"reset": "site"}, {"protocol": "N-M"}], ids=str)

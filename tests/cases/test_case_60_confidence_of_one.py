@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tesla_med.scoring.calibration import count_binary
 from tesla_med.scoring.areas import count_case
+from tesla_med.scoring.calibration import count_binary
 
 CASE = 60
 

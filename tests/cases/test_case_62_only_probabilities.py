@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tesla_med.errors import DataError
-from tesla_med.scoring.calibration import count_binary
 from tesla_med.scoring.areas import count_case
+from tesla_med.scoring.calibration import count_binary
 
 CASE = 62
 PROBABILITY, TRUTH = np.array([0.2, 0.4]), np.array([False, False])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tesla_med.errors import DataError
+from tesla_med.scoring.areas import count_case
 from tesla_med.scoring.calibration import EPSILON, count_binary
 from tesla_med.scoring.summary import merge, summarise
-from tesla_med.scoring.areas import count_case
 
 CASE = 67
 

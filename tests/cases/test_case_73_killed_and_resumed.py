@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import small_site as small
 
-from tesla_med import adapt as adapt_module
 from tesla_med.errors import OutputError
+from tesla_med.tasks import volumes as volumes_module
 
 CASE = 73
 STATUS = "killing needs POSIX signals, so it is not tested on Windows"
@@ -56,14 +56,14 @@ def out(killed, tmp_path):
 @pytest.fixture
 def written(monkeypatch):
     """Names of the masks that a run writes."""
-    names, original = [], adapt_module.write_mask
+    names, original = [], volumes_module.encode_mask
 
     def write(path, mask, volume):
         if "source_masks" not in path.parts:
             names.append(path.name)
-        original(path, mask, volume)
+        return original(path, mask, volume)
 
-    monkeypatch.setattr(adapt_module, "write_mask", write)
+    monkeypatch.setattr(volumes_module, "encode_mask", write)
     return names
 
 

@@ -5,7 +5,8 @@ from PIL import Image
 from tile_files import smooth
 
 from tesla_med.errors import DataError
-from tesla_med.io.tiles import find_tiles, read_tile, stream
+from tesla_med.io.tiles import find_tiles, read_tile
+from tesla_med.prepare.tiles import stream
 
 CASE = 90
 

@@ -3,7 +3,8 @@
 from PIL import Image
 from tile_files import smooth
 
-from tesla_med.io.tiles import find_tiles, stream
+from tesla_med.io.tiles import find_tiles
+from tesla_med.prepare.tiles import stream
 
 CASE = 92
 

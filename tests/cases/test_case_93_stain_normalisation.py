@@ -11,8 +11,9 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from tesla_med.errors import DataError
-from tesla_med.io.tiles import find_tiles, stream
+from tesla_med.io.tiles import find_tiles
 from tesla_med.prepare.stain_normalisation import REFERENCE, normalise_stains
+from tesla_med.prepare.tiles import stream
 
 CASE = 93
 RUIFROK = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11]])

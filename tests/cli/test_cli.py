@@ -13,8 +13,8 @@ import pytest
 import small_site as small
 
 from tesla_med import __version__
-from tesla_med import adapt as adapt_module
 from tesla_med.cli.app import app, run
+from tesla_med.tasks import volumes as volumes_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SETS = [text for item in (*small.SMALL, *small.FEW, *small.BARE) for text in ("--set", item)]
@@ -406,7 +406,7 @@ def test_interrupted(place, weights, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(adapt_module, "write_mask", stop)
+        patch.setattr(volumes_module, "encode_mask", stop)
         assert adapt(weights=weights) == 130
         assert "interrupted" in capsys.readouterr().err
         assert adapt("--resume", "--json", weights=weights) == 130
@@ -418,7 +418,7 @@ def test_a_fault_of_the_program(place, weights, monkeypatch, capsys):
     def broken(*_, **__):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(adapt_module, "make_reports", broken)
+    monkeypatch.setattr("tesla_med.reports.base.make_reports", broken)
     assert adapt("--json", weights=weights) == 1
     shown = capsys.readouterr()
     assert one_object(shown.out)["error"]["kind"] == "ZeroDivisionError"
@@ -432,7 +432,7 @@ def test_verbose_shows_where_a_case_broke(place, weights, monkeypatch, capsys):
     def broken(*_, **__):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(adapt_module, "write_mask", broken)
+    monkeypatch.setattr(volumes_module, "encode_mask", broken)
     assert adapt(weights=weights) == 1
     shown = capsys.readouterr().err
     assert "Case00.nii.gz: unexpected ZeroDivisionError: by nothing" in shown

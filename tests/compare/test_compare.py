@@ -9,8 +9,8 @@ import pytest
 import small_site as small
 
 from tesla_med.cli.app import run as run_cli
-from tesla_med.compare.grid import cells_of, compare_methods
-from tesla_med.compare.tiles import of_tiles
+from tesla_med.compare.cells import cells_of, task_of_table
+from tesla_med.compare.grid import compare_methods
 from tesla_med.config.files import site_files
 from tesla_med.config.tables import load_table, make_table, table_files
 from tesla_med.errors import ConfigError, DataError, OutputError
@@ -295,7 +295,7 @@ def test_every_table_can_be_read_and_names_cells(name):
 @pytest.mark.parametrize("name", sorted(table_files()))
 def test_every_table_runs_on_generated_images(name, weights, volumes, tmp_path):
     whole = load_table(name)
-    if of_tiles(whole):
+    if task_of_table(whole).item == "tile":
         pytest.skip("of tiles: tests/test_compare_tiles.py runs it")
     own = whole.pipeline.startswith("prostate")  # of another organ: the same rows on generated prostates
     ends = whole.rows[0], whole.rows[-1]

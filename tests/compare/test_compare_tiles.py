@@ -8,9 +8,9 @@ import pytest
 import tile_site
 
 from tesla_med.cli.app import run as run_cli
+from tesla_med.compare.cells import cells_of, task_of_table
 from tesla_med.compare.figures import TILE_COLUMNS, mcnemar
-from tesla_med.compare.grid import cells_of, compare_methods
-from tesla_med.compare.tiles import of_tiles
+from tesla_med.compare.grid import compare_methods
 from tesla_med.config.tables import Row, load_table, make_table, table_files
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.tta import METHODS
@@ -42,6 +42,10 @@ def finished(weights, tiles, tmp_path_factory):
     table = make_table("kather", (SITE, OTHER), ("source", "bn", "tesla"), ("N-O",), 2)
     options = {"weights": weights, "out": out, "device": "cpu", "overrides": SETTINGS}
     return out, table, compare_methods(table, tiles, **options), options
+
+
+def is_of_tiles(name):
+    return task_of_table(load_table(name)).item == "tile"
 
 
 def read(path):
@@ -142,9 +146,7 @@ def test_the_written_tables_say_error(finished):
 
 def test_done_cells_are_not_run_again(finished, tiles, monkeypatch):
     _, table, before, options = finished
-    monkeypatch.setattr(
-        "tesla_med.tasks.tile_runs.adapt_tiles", lambda *_, **__: pytest.fail("was run again")
-    )
+    monkeypatch.setattr("tesla_med.compare.grid.run_plan", lambda *_, **__: pytest.fail("was run again"))
     again = compare_methods(table, tiles, resume=True, **options)
     assert (again.done, again.skipped) == (0, before.done)
     assert again.summary == before.summary
@@ -171,7 +173,7 @@ def test_state_that_is_never_reset_goes_from_site_to_site(weights, tiles, tmp_pa
 def test_what_is_refused(weights, tiles, tmp_path):
     table = make_table("kather", (SITE,), ("source",), ("N-O",), 1)
     options = {"weights": weights, "out": tmp_path / "out", "device": "cpu", "overrides": SETTINGS}
-    with pytest.raises(ConfigError, match="--guard judges volumes"):
+    with pytest.raises(ConfigError, match=r"--guard.*not for tiles"):
         compare_methods(table, tiles, guard=True, **options)
     mixed = table.model_copy(update={"rows": (Row(label="a", method="bn", pipeline="prostate"),)})
     with pytest.raises(ConfigError, match=r"one task.*kather \(classification\), prostate \(segmentation\)"):
@@ -218,7 +220,7 @@ def test_rows_of_the_papers_table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in sorted(table_files()) if of_tiles(load_table(name))])
+@pytest.mark.parametrize("name", [name for name in sorted(table_files()) if is_of_tiles(name)])
 def test_every_table_of_tiles_runs_on_generated_tiles(name, weights, tiles, tmp_path):
     whole = load_table(name)
     rows = whole.rows if not name.startswith("sensitivity") else (whole.rows[0], whole.rows[-1])

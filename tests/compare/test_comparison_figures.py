@@ -17,7 +17,7 @@ from tesla_med.compare.pictures import (
 )
 from tesla_med.errors import DataError
 from tesla_med.io.cases import find_cases
-from tesla_med.plan import make_plan
+from tesla_med.plan import RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +37,7 @@ def volumes(tmp_path_factory):
 
 
 def plan_for(volumes, weights, method="source", overrides=()):
-    return make_plan(
+    request = RunRequest(
         small.site(),
         volumes,
         weights=weights,
@@ -46,6 +46,7 @@ def plan_for(volumes, weights, method="source", overrides=()):
         device="cpu",
         overrides=(*small.SMALL, *small.FEW, *overrides),
     )
+    return make_plan(request)
 
 
 def first_case(volumes):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tesla_med.config.files import load_site
-from tesla_med.demo import demo, tile_demo
+from tesla_med.demo import demo
 from tesla_med.demo.demo import run_demo
 from tesla_med.demo.volumes import TASKS, Task
 from tesla_med.errors import ConfigError, OutputError
@@ -27,17 +27,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         "protocols.N-O.tesla.updates_per_case=1",
         "protocols.N-O.tesla.batch_slices=4",
     )
-    changed = {
-        task: dataclasses.replace(recipe, overrides=(*recipe.overrides, *fast))
-        for task, recipe in demo.RECIPES.items()
-    }
-    monkeypatch.setattr(demo, "RECIPES", changed)
-    monkeypatch.setattr(demo, "SOURCE_CASES", 2)
-    monkeypatch.setattr(demo, "TARGET_CASES", 1)
     few = ("train.steps=4", "train.validate_every=4", "train.batch_size=8", "methods.tesla.weak_views=1")
-    monkeypatch.setattr(tile_demo, "OVERRIDES", (*tile_demo.OVERRIDES, *few, "model.params.width=0.25"))
-    monkeypatch.setattr(tile_demo, "SOURCE_TILES", 3)
-    monkeypatch.setattr(tile_demo, "TARGET_TILES", 2)
+    more = {"kather": ((*few, "model.params.width=0.25"), (3, 2))}
+    changed = {}
+    for task, recipe in demo.RECIPES.items():
+        texts, counts = more.get(task, (fast, (2, 1)))
+        changed[task] = dataclasses.replace(recipe, overrides=(*recipe.overrides, *texts), counts=counts)
+    monkeypatch.setattr(demo, "RECIPES", changed)
+
+
+def with_half_as_many(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    """Adapt to half of what a user gets, to save time."""
+    recipe = demo.RECIPES[task]
+    counts = recipe.counts[0], recipe.counts[1] // 2
+    changed = {task: dataclasses.replace(recipe, counts=counts)}
+    monkeypatch.setattr(demo, "RECIPES", demo.RECIPES | changed)
 
 
 @pytest.mark.usefixtures("quick")
@@ -112,12 +116,12 @@ def test_whole_loop_on_tiles(tmp_path: Path) -> None:
     assert record["complete"]
     assert record["task"] == "kather"
     for row, kept in zip(result.rows, record["sites"], strict=True):
-        assert row.tiles == 8
+        assert row.items == 8
         assert row.report.is_file()
         assert (out / "runs" / row.site / "predictions.csv").is_file()
         metrics = json.loads((out / "runs" / row.site / "report" / "metrics.json").read_text())
-        assert kept["accuracy"] == row.accuracy == metrics["adapted"]["accuracy"]
-        assert kept["accuracy_source"] == row.accuracy_source == metrics["source"]["accuracy"]
+        assert kept["accuracy"] == row.adapted == metrics["adapted"]["accuracy"]
+        assert kept["accuracy_source"] == row.source == metrics["source"]["accuracy"]
         site = load_site(str(out / "site_configs" / "kather" / f"{row.site}.yaml"))
         found = find_tiles(out / "volumes" / site.institution, site.tiles)
         assert found.labelled
@@ -149,39 +153,27 @@ def test_unknown_task_and_device(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
-def test_table_gives_the_change_in_points() -> None:
-    row = demo.DemoRow("phantom-hard", 4, 0.50, 0.625, Path("report.html"))
-    text = demo.DemoResult("prostate", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
-    assert text.splitlines()[1].split() == ["phantom-hard", "4", "50.0", "62.5", "+12.5"]
+COUNTED = [("prostate", "dice", "case"), ("kather", "accuracy", "tile")]
 
 
-def test_table_of_tiles_gives_the_change_in_points() -> None:
-    row = tile_demo.TileDemoRow("phantom-hard", 320, 0.50, 0.625, Path("report.html"))
-    text = tile_demo.TileDemoResult("kather", Path("demo"), Path("w"), 0.9, (row,), 1.0).table()
-    assert text.splitlines()[1].split() == ["phantom-hard", "320", "50.0", "62.5", "+12.5"]
-
-
-@pytest.mark.slow
-def test_adapting_tiles_helps_where_it_should_and_harms_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tile_demo, "TARGET_TILES", 40)  # half of what a user gets, to save time
-    result = run_demo("kather", tmp_path / "demo", device="cpu")
-    assert isinstance(result, tile_demo.TileDemoResult)
-    easy, hard = result.rows
-    assert result.validation_accuracy > 0.85
-    assert 100 * (hard.accuracy - hard.accuracy_source) >= 10
-    assert 100 * (easy.accuracy - easy.accuracy_source) >= -1
+@pytest.mark.parametrize(("task", "metric", "item"), COUNTED)
+def test_table_gives_the_change_in_points(task: str, metric: str, item: str) -> None:
+    row = demo.DemoRow("phantom-hard", 4, 0.50, 0.625, Path("demo/report.html"))
+    result = demo.DemoResult(task, Path("demo"), Path("w"), metric, item, 0.9, (row,), 1.0)
+    assert result.table().splitlines()[0].split()[1] == f"{item}s"
+    assert result.table().splitlines()[1].split() == ["phantom-hard", "4", "50.0", "62.5", "+12.5"]
+    (kept,) = result.record()["sites"]
+    assert (kept[f"{item}s"], kept[f"{metric}_source"], kept[metric]) == (4, 0.5, 0.625)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", demo.DEMO_TASKS)
 def test_adaptation_helps_where_it_should_and_harms_nowhere(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "TARGET_CASES", 2)  # half of what a user gets, to save time
+    with_half_as_many(monkeypatch, task)
     result = run_demo(task, tmp_path / "demo", device="cpu")
     easy, hard = result.rows
-    assert result.validation_dice > 0.85
-    assert 100 * (hard.dice - hard.dice_source) >= 10
-    assert 100 * (easy.dice - easy.dice_source) >= -1
+    assert result.validation > 0.85
+    assert 100 * (hard.adapted - hard.source) >= 10
+    assert 100 * (easy.adapted - easy.source) >= -1

@@ -8,7 +8,6 @@ from tesla_med.config.models import GuardConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import (
     Guard,
-    Verdict,
     agreement,
     between,
     judge,
@@ -17,11 +16,12 @@ from tesla_med.engine.guard import (
     statistics_distance,
 )
 from tesla_med.engine.postprocess import keep_largest
-from tesla_med.engine.predictor import CasePredictor
+from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import running_statistics
 from tesla_med.models.unet import UNet
 from tesla_med.tta.base import MethodContext, make_method
+from tesla_med.types import Verdict
 
 CONFIG = GuardConfig(enabled=True)
 GOOD = {

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from tesla_med.errors import DataError
-from tesla_med.io.tiles import UNLABELLED, find_tiles, read_tile, stream
+from tesla_med.io.tiles import UNLABELLED, find_tiles, read_tile
+from tesla_med.prepare.tiles import stream
 
 
 def smooth(size=32, seed=0):

@@ -70,10 +70,8 @@ def test_far_by_more_than_half(spacing, expected) -> None:
 
 def test_a_far_image_is_noted_and_warned_of_by_name(tmp_path, caplog) -> None:
     from tesla_med.config.files import load_pipeline, load_site
-    from tesla_med.io.cases import find_cases
     from tesla_med.io.volumes import save_image
-    from tesla_med.models.checkpoint import make_card
-    from tesla_med.prepare.stream import CaseLoader
+    from tesla_med.tasks.volumes import Volumes
 
     generator = np.random.default_rng(0)
     for name, step in (("Case00", 1.0), ("Case01", 4.0)):
@@ -82,10 +80,11 @@ def test_a_far_image_is_noted_and_warned_of_by_name(tmp_path, caplog) -> None:
     pipeline = load_pipeline("prostate", ["preprocessing.size=[32,32]"])
     trained = Acquisition(spacing_mm=((0.4, 0.6), (0.4, 0.6), (3, 4)), field_mm=((18, 22), (18, 22)))
     site = load_site("prostate/F")
-    load = CaseLoader(site, pipeline, make_card(pipeline, acquisition=trained))
-    first, second = (load(case) for case in find_cases(tmp_path, site).cases)
+    task = Volumes(site, pipeline, trained)
+    refs = task.refs(task.find(tmp_path, ()), 0, 1)
+    first, second = map(task.load, refs)
     assert [note for note in first.notes if "slice axis is 1 mm" in note and "3 to 4 mm" in note]
     assert second.notes == ()
     assert "Case00" in caplog.text
     assert "Case01" not in caplog.text
-    assert CaseLoader(site, pipeline)(first.case).notes == ()
+    assert Volumes(site, pipeline).load(refs[0]).notes == ()

@@ -1,10 +1,9 @@
-"""Loading, reading ahead, and batches over a whole site."""
+"""Reading ahead, batches over a whole site, and how a case is loaded."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ import torch
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Region
 from tesla_med.errors import DataError, GeometryError
-from tesla_med.io.cases import find_cases
-from tesla_med.prepare.stream import CaseLoader, Failure, LoadedCase, SiteSlices, case_error, read_ahead
-from tesla_med.types import Case
+from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
+from tesla_med.tasks.volumes import Volumes
+from tesla_med.types import Failure, Ref, Unit
 
 
 def case(number):
-    return Case(f"Case{number}", Path(f"/data/Case{number}.nii.gz"))
+    return Ref(f"Case{number}", (f"Case{number}",), Path(f"/data/Case{number}.nii.gz"))
 
 
 def loader(counts, log=None):
@@ -33,11 +32,11 @@ def loader(counts, log=None):
         count = counts[number]
         if isinstance(count, BaseException):
             raise count
-        prepared = None
+        images = None
         if count is not None:
             values = 100.0 * number + torch.arange(float(count))
-            prepared = SimpleNamespace(images=values.view(-1, 1, 1, 1).repeat(1, 1, 2, 3), notes=[])
-        return LoadedCase(item, SimpleNamespace(notes=[]), prepared, "")
+            images = values.view(-1, 1, 1, 1).repeat(1, 1, 2, 3)
+        return Unit(item, images, None)
 
     return load
 
@@ -47,7 +46,7 @@ def values(batches):
 
 
 def slices_of(counts, **options):
-    return SiteSlices([case(number) for number in range(len(counts))], loader(counts), **options)
+    return SiteImages([case(number) for number in range(len(counts))], loader(counts), **options)
 
 
 @pytest.mark.parametrize("counts", [[3, 2, 4], [1, 1, 1, 1, 1], [9], [2, None, 5], [4, DataError("bad"), 3]])
@@ -68,7 +67,7 @@ def test_batches_cross_cases_in_order(counts, size):
 
 
 def test_nothing_to_batch():
-    assert list(SiteSlices([], loader([])).batches(4)) == []
+    assert list(SiteImages([], loader([])).batches(4)) == []
     assert list(slices_of([None, DataError("bad")]).batches(4)) == []
 
 
@@ -82,7 +81,7 @@ def test_cache_limit():
         (3 * size, []),
         (2 * size - 1, [1, 2]),
     ):
-        slices = SiteSlices([case(number) for number in range(3)], loader(counts, log), limit)
+        slices = SiteImages([case(number) for number in range(3)], loader(counts, log), limit=limit)
         first = values(slices)
         assert log == [0, 1, 2]
         log.clear()
@@ -100,7 +99,7 @@ def test_a_pass_that_is_not_finished_does_no_harm():
 def test_failures_are_kept_and_not_tried_again():
     log = []
     error = DataError("bad")
-    slices = SiteSlices([case(0), case(1)], loader([error, 2], log), 0)
+    slices = SiteImages([case(0), case(1)], loader([error, 2], log), limit=0)
     assert values(slices) == values(slices) == [[100.0, 101.0]]
     assert log == [0, 1, 1]
     assert slices.failures["Case0"].error is error
@@ -109,13 +108,9 @@ def test_failures_are_kept_and_not_tried_again():
 @pytest.mark.parametrize("error", [DataError("bad"), MemoryError("big"), ValueError("bug"), KeyError("k")])
 def test_read_ahead_goes_on(error):
     found = list(read_ahead([case(0), case(1), case(2)], loader([1, error, 1])))
-    assert [item.case.name for item in found] == ["Case0", "Case1", "Case2"]
+    assert [item.ref.name for item in found] == ["Case0", "Case1", "Case2"]
     assert [isinstance(item, Failure) for item in found] == [False, True, False]
-    if isinstance(error, DataError):
-        assert found[1].error is error
-    else:
-        assert "/data/Case1.nii.gz" in str(found[1].error)
-        assert found[1].error.__cause__ is error
+    assert found[1].error is error
 
 
 def test_an_interrupt_is_no_failure():
@@ -135,40 +130,38 @@ def test_read_ahead_is_one_ahead_and_leaves_no_thread():
     assert list(read_ahead([], loader([]))) == []
 
 
-def test_case_error():
+def test_an_error_names_the_file():
     own = GeometryError("says it all")
-    assert case_error(case(1), own) is own
-    assert str(case_error(case(1), RuntimeError())) == (
+    assert named_error("/data/Case1.nii.gz", own) is own
+    assert str(named_error("/data/Case1.nii.gz", RuntimeError())) == (
         "/data/Case1.nii.gz: unexpected RuntimeError: no details; --verbose shows where it happened"
     )
-    assert "not enough memory" in str(case_error(case(1), MemoryError("4 GiB")))
+    assert "not enough memory" in str(named_error("/data/Case1.nii.gz", MemoryError("4 GiB")))
 
 
-def test_case_loader(tmp_path):
+def loaded(folder, site):
+    task = Volumes(site, load_pipeline("prostate", small.SMALL))
+    return [task.load(ref) for ref in task.refs(task.find(folder, ()), 0, 1)]
+
+
+def test_a_case_is_loaded(tmp_path):
     small.make_volumes(tmp_path, 2)
     small.copy_image(tmp_path / "Case01.nii.gz", tmp_path / "Case01.nii.gz", lambda image: image * 0)
-    pipeline = load_pipeline("prostate", small.SMALL)
-    site = small.site()
-    first, blank = find_cases(tmp_path, site).cases
-    load = CaseLoader(site, pipeline)
-    loaded = load(first)
-    assert loaded.prepared.images.shape == (small.SLICES, 1, 32, 32)
-    assert len(loaded.input_sha256) == 64
-    assert loaded.prepared.labels is None
-    assert load(blank).prepared is None
-    assert load(blank).volume.blank
+    first, blank = loaded(tmp_path, small.site())
+    assert first.images.shape == (small.SLICES, 1, 32, 32)
+    assert len(first.sha256) == 64
+    assert first.content.prepared.labels is None
+    assert blank.images is None
+    assert blank.content.volume.blank
 
 
 def test_region_mask_is_read_on_its_own(tmp_path):
     small.make_volumes(tmp_path, 1)
     region = Region(kind="mask", size_mm=60, pattern="*_segmentation.nii.gz", slices="mask")
-    site = small.site(region=region)
-    pipeline = load_pipeline("prostate", small.SMALL)
-    found = find_cases(tmp_path, site).cases[0]
-    kept = CaseLoader(site, pipeline)(found).prepared.slice_index
+    (unit,) = loaded(tmp_path, small.site(region=region))
     mask = small.nib.load(tmp_path / "Case00_segmentation.nii.gz").get_fdata()
-    assert len(kept) == int(np.any(mask, axis=(0, 1)).sum())
+    assert len(unit.content.prepared.slice_index) == int(np.any(mask, axis=(0, 1)).sum())
     path = tmp_path / "Case00_segmentation.nii.gz"
     small.copy_image(path, path, lambda array: array * 0, dtype=np.uint8)
     with pytest.raises(DataError, match="empty"):
-        CaseLoader(site, pipeline)(found)
+        loaded(tmp_path, small.site(region=region))

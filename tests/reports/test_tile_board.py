@@ -9,8 +9,9 @@ import tile_site
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tesla_med.config.files import load_pipeline
-from tesla_med.reports.tile_board import TileBoard
-from tesla_med.tasks.tile_runs import adapt_tiles
+from tesla_med.reports.base import RunContext
+from tesla_med.reports.tensorboard import TensorboardReport
+from tesla_med.types import TileResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +38,7 @@ def run(weights, tmp_path, protocol="N-O", labelled=True, reports="[tensorboard,
     texts = (*tile_site.SMALL, *four, f"reports={reports}")
     out = tmp_path / "out"
     options = {"weights": weights, "out": out, "device": "cpu", "protocol": protocol, "overrides": texts}
-    return adapt_tiles(site, tmp_path / "tiles", pipeline="kather", **options)
+    return tile_site.adapt_tiles(site, tmp_path / "tiles", pipeline="kather", **options)
 
 
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
@@ -51,8 +52,8 @@ def test_curves_of_a_run(weights, tmp_path, protocol):
     assert any(tag.startswith("policy/") for tag in tags["scalars"])
     running = values(found, "running/accuracy_adapted")
     assert [step for step, _ in running] == [4, 8, 12]
-    assert running[-1][1] == pytest.approx(result.accuracy)
-    assert values(found, "running/error_source")[-1][1] == pytest.approx(1 - result.accuracy_source)
+    assert running[-1][1] == pytest.approx(result.mean)
+    assert values(found, "running/error_source")[-1][1] == pytest.approx(1 - result.mean_source)
     with (result.out / "predictions.csv").open() as handle:
         entropy = [float(row["entropy"]) for row in csv.DictReader(handle)]
     shown = [value for _, value in values(found, "entropy/adapted")]
@@ -79,12 +80,24 @@ def test_without_labels_and_without_the_report(weights, tmp_path):
 
 
 def test_running_figures_by_hand(tmp_path):
-    board = TileBoard(tmp_path, load_pipeline("kather"), "by hand")
-    sure = np.eye(4, dtype=np.float32)
-    even = np.full((4, 4), 0.25, np.float32)
-    board.batch(even, sure, np.array([0, 1, 2, 0]))
-    board.batch(even[:2], sure[:2], np.array([-1, 1]))
-    assert board.finish({}, {})
+    pipeline = load_pipeline("kather")
+    run_context = RunContext(
+        tmp_path, tile_site.site(), pipeline, "tesla", "N-O", 0, "site", kind=TileResult, folder=tmp_path
+    )
+    report = TensorboardReport()
+    report.start(run_context)
+    sure, even = np.eye(4, dtype=np.float32), np.full(4, 0.25, np.float32)
+    names = [item.name for item in pipeline.classes]
+
+    def tile(number, place, label):
+        text = "" if label < 0 else names[label]
+        right = None if label < 0 else place == label, None if label < 0 else label == 0
+        return TileResult(f"{number}.png", "ok", "adapted", "", text, sure[place], even, *right)
+
+    batches = ([0, 1, 2, 0], [-1, 1])
+    for number, labels in enumerate(batches):
+        report.unit([tile(f"{number}-{place}", place, label) for place, label in enumerate(labels)], None)
+    report.close()
     found = events(tmp_path / "tensorboard")
     assert values(found, "running/accuracy_adapted") == [(4, 0.75), (6, pytest.approx(0.8))]
     assert values(found, "running/accuracy_source") == [(4, 0.5), (6, pytest.approx(0.4))]

@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 import small_site as small
 
-from tesla_med import adapt as adapt_module
+from tesla_med.config.files import load_pipeline
+from tesla_med.engine.driver import Driver
 from tesla_med.errors import OutputError
 from tesla_med.io.files import sha256
 from tesla_med.runs.folder import RunFolder
+from tesla_med.tasks import volumes as volumes_module
+from tesla_med.tasks.volumes import Volumes
+from tesla_med.types import CaseResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = 5
@@ -55,7 +59,7 @@ def comparable(out):
 
 def interrupt_at(monkeypatch, number, error):
     """Raise ``error`` once instead of writing the mask of case ``number`` (from 1); return a counter."""
-    original = adapt_module.write_mask
+    original = volumes_module.encode_mask
     masks = []
 
     def write(path, mask, volume):
@@ -63,9 +67,9 @@ def interrupt_at(monkeypatch, number, error):
             masks.append(path.name)
             if len(masks) == number:
                 raise error
-        original(path, mask, volume)
+        return original(path, mask, volume)
 
-    monkeypatch.setattr(adapt_module, "write_mask", write)
+    monkeypatch.setattr(volumes_module, "encode_mask", write)
     return masks
 
 
@@ -267,19 +271,21 @@ def test_two_runs_in_one_folder(volumes, weights, tmp_path):
     small.run(volumes / "Case00.nii.gz", weights, out, method="source")
 
 
-def test_finished_needs_its_record(tmp_path, volumes, weights):
+def test_a_finished_case_needs_its_record_and_its_files(tmp_path, volumes, weights):
     out = tmp_path / "out"
-    from tesla_med.io.cases import find_cases
-
     small.run(volumes / "Case00.nii.gz", weights, out)
-    case = find_cases(volumes / "Case00.nii.gz", small.site()).cases[0]
+    task = Volumes(small.site(), load_pipeline("prostate", small.SMALL), wanted=("probs",))
+    plain = Volumes(small.site(), load_pipeline("prostate", small.SMALL))
+    (ref,) = plain.refs(plain.find(volumes / "Case00.nii.gz", ()), 0, 1)
     folder = RunFolder(out)
-    assert folder.finished(case).case == "Case00"
-    assert folder.finished(case, [out / "no-such-file"]) is None
+    records, digest = folder.kept("Case00", CaseResult)
+    assert [item.case for item in records] == ["Case00"]
+    assert plain.intact(folder, ref, records, digest)
+    assert not task.intact(folder, ref, records, digest)  # there are no probabilities
     folder.done("Case00").write_text('{"case": "Case00"}')
-    assert folder.finished(case) is None
+    assert folder.kept("Case00", CaseResult) is None
     folder.done("Case00").unlink()
-    assert folder.finished(case) is None
+    assert folder.kept("Case00", CaseResult) is None
 
 
 # ------------------------------------------------------------ killed at any moment
@@ -346,13 +352,13 @@ def test_a_stream_goes_on_without_repeating_what_is_done(three, weights, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             small.run(three, weights, out, **STREAMS["N-M"])
     passes = []
-    original = adapt_module.Driver.adapt_to_site
+    original = Driver.adapt_to_site
 
     def adapt_to_site(self, slices, progress, *, start, on_pass):
         passes.append(start)
         return original(self, slices, progress, start=start, on_pass=on_pass)
 
-    monkeypatch.setattr(adapt_module.Driver, "adapt_to_site", adapt_to_site)
+    monkeypatch.setattr(Driver, "adapt_to_site", adapt_to_site)
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
     small.run(three, weights, out, resume=True, **STREAMS["N-M"])
     assert passes == [2]

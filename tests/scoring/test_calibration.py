@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from tesla_med.errors import DataError
-from tesla_med.scoring.areas import BOUNDARY_WIDTH, boundary_band, calibration_region, count_case, count_region
+from tesla_med.scoring.areas import (
+    BOUNDARY_WIDTH,
+    boundary_band,
+    calibration_region,
+    count_case,
+    count_region,
+)
 from tesla_med.scoring.calibration import CalibrationCounts, count_binary
 from tesla_med.scoring.summary import bootstrap_intervals, merge, summarise
 
@@ -467,7 +473,7 @@ def test_a_hundred_cases_take_less_than_two_seconds():
 
 
 def test_counting_in_slabs_changes_nothing(monkeypatch):
-    from tesla_med.scoring import calibration
+    from tesla_med.scoring import areas
 
     generator = np.random.default_rng(3)
     probs = generator.dirichlet(np.ones(3), (9, 8, 7)).astype(np.float32).transpose(3, 0, 1, 2)
@@ -475,7 +481,7 @@ def test_counting_in_slabs_changes_nothing(monkeypatch):
     region = generator.random((9, 8, 7)) < 0.3
     arguments = (probs, probs[[1, 0, 2]], reference, region, (0, 1, 2), 10)
     whole = areas.count_case(*arguments, boundary=region)
-    monkeypatch.setattr(calibration, "SLAB_VOXELS", 100)
+    monkeypatch.setattr(areas, "SLAB_VOXELS", 100)
     parts = areas.count_case(*arguments, boundary=region)
     for model in ("source", "adapted"):
         for area in ("region", "boundary", "all"):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import tile_site
 import torch
 from PIL import Image
 
-from tesla_med.adapt import Carry
 from tesla_med.config.files import load_pipeline
-from tesla_med.errors import ConfigError, DataError, OutputError
-from tesla_med.tasks.tile_runs import adapt_tiles, tile_figures
-from tesla_med.training.tiles import train_tiles
+from tesla_med.errors import ConfigError, OutputError
+from tesla_med.io.tiles import find_tiles
+from tesla_med.scoring.classes import class_figures
+from tesla_med.tasks.tiles import Tiles
+from tesla_med.training.train import train_source
 from tesla_med.tta.tesla import TeSLA
+from tesla_med.types import Carry, TileResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,7 +38,7 @@ def run(tiles, weights, out, **options):
     texts = (*tile_site.SMALL, *options.pop("overrides", ("reports=[table]",)))
     site = options.pop("site", None) or tile_site.site()
     options = {"pipeline": "kather", "device": "cpu"} | options
-    return adapt_tiles(site, tiles, weights=weights, out=out, overrides=texts, **options)
+    return tile_site.adapt_tiles(site, tiles, weights=weights, out=out, overrides=texts, **options)
 
 
 def rows(out):
@@ -47,7 +50,7 @@ def rows(out):
 def test_what_is_written(tiles, weights, tmp_path, method, protocol):
     result = run(tiles, weights, tmp_path / "out", method=method, protocol=protocol, overrides=())
     found = rows(result.out)
-    assert len(found) == result.tiles == 24
+    assert len(found) == tile_site.read(result) == 24
     assert [row["tile"] for row in found] == sorted(row["tile"] for row in found)
     for row in found:
         probs = {key[2:]: float(value) for key, value in row.items() if key.startswith("p_")}
@@ -56,13 +59,16 @@ def test_what_is_written(tiles, weights, tmp_path, method, protocol):
         assert 0 <= float(row["entropy"]) <= 1
     figures = json.loads((result.out / "report/metrics.json").read_text(encoding="utf-8"))
     right = np.mean([row["label"] == row["prediction"] for row in found])
-    assert figures["adapted"]["accuracy"] == pytest.approx(right) == result.accuracy
+    assert figures["adapted"]["accuracy"] == pytest.approx(right) == result.mean
     source = np.mean([row["label"] == row["source_prediction"] for row in found])
-    assert figures["source"]["accuracy"] == pytest.approx(source) == result.accuracy_source
+    assert figures["source"]["accuracy"] == pytest.approx(source) == result.mean_source
     assert np.sum(figures["adapted"]["confusion"]) == 24
     assert 0 <= figures["adapted"]["ece"] <= 1
     names = {path.name for path in (result.out / "report").iterdir()}
-    assert names == {"metrics.json", "confusion.png", "reliability.png", "uncertain.png", "report.html"}
+    assert names == {
+        *("metrics.json", "calibration.json", "confusion.png"),
+        *("reliability.png", "uncertain.png", "report.html"),
+    }
     page = (result.out / "report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64") == 3
     assert "Not a medical device" in page
@@ -77,40 +83,97 @@ def test_training_learns_and_adapting_changes_something(tiles, weights, tmp_path
     assert record["validation_accuracy"] > 0.6  # of 7 tiles; chance is 0.25
     source = run(tiles, weights, tmp_path / "a", method="source")
     adapted = run(tiles, weights, tmp_path / "b", method="tesla")
-    assert source.accuracy == source.accuracy_source == adapted.accuracy_source
+    assert source.mean == source.mean_source == adapted.mean_source
     assert [row["entropy"] for row in rows(source.out)] != [row["entropy"] for row in rows(adapted.out)]
 
 
-def test_an_interrupted_run_is_done_again_and_a_finished_one_left(tiles, weights, tmp_path, monkeypatch):
-    whole = run(tiles, weights, tmp_path / "whole")
-    out = tmp_path / "out"
+EVERY = "reports=[table,tensorboard,html,contact_sheet]"
+
+
+def stop_at(monkeypatch, steps):
+    """Break off a run of TeSLA before it predicts for the second batch."""
     predict = TeSLA.predict
 
     def stopped(self, images):
-        if self.steps > 1:
+        if self.steps > steps:
             raise KeyboardInterrupt
         return predict(self, images)
 
     monkeypatch.setattr(TeSLA, "predict", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run(tiles, weights, out)
-    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("keep_every", [0.0, 1e9], ids=["state after every batch", "no state yet"])
+@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+def test_an_interrupted_run_goes_on_and_a_finished_one_stays(
+    tiles, weights, tmp_path, monkeypatch, keep_every, protocol
+):
+    monkeypatch.setattr(Tiles, "keep_every", keep_every)
+    options = {"protocol": protocol, "overrides": ("reports=[table]", "methods.tesla.batch_slices=4")}
+    whole = run(tiles, weights, tmp_path / "whole", **options)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiles, weights, out, **options)
     assert not (out / "predictions.csv").exists()
     assert json.loads((out / "run.json").read_text(encoding="utf-8"))["complete"] is False
     with pytest.raises(OutputError, match="give --resume"):
-        run(tiles, weights, out)
+        run(tiles, weights, out, **options)
     with pytest.raises(OutputError, match="seed"):
-        run(tiles, weights, out, resume=True, seed=1)
-    done = run(tiles, weights, out, resume=True)
-    assert (out / "predictions.csv").read_bytes() == (whole.out / "predictions.csv").read_bytes()
-    written = (out / "run.json").read_bytes()
-    again = run(tiles, weights, out, resume=True)
-    assert (out / "run.json").read_bytes() == written
-    assert (again.tiles, again.accuracy, again.accuracy_source) == (
-        done.tiles,
-        done.accuracy,
-        done.accuracy_source,
+        run(tiles, weights, out, resume=True, seed=1, **options)
+    updates = []
+    adapt = TeSLA.adapt
+    monkeypatch.setattr(TeSLA, "adapt", lambda self, images: updates.append(1) or adapt(self, images))
+    done = run(tiles, weights, out, resume=True, **options)
+    if keep_every == 0 and protocol == "N-O":
+        assert len(updates) == 4  # of six batches the first two are not done again
+    for name in ("predictions.csv", "report/metrics.json", "checkpoints/adapted.safetensors"):
+        assert (out / name).read_bytes() == (whole.out / name).read_bytes()
+    updates.clear()
+    again = run(tiles, weights, out, resume=True, **options)
+    assert not updates
+    assert (tile_site.read(again), again.mean, again.mean_source) == (
+        tile_site.read(done),
+        done.mean,
+        done.mean_source,
     )
+    assert (out / "predictions.csv").read_bytes() == (whole.out / "predictions.csv").read_bytes()
+
+
+def test_changed_tiles_are_done_again(tiles, weights, tmp_path):
+    import shutil
+
+    own = Path(shutil.copytree(tiles, tmp_path / "own"))
+    out = tmp_path / "out"
+    before = rows(run(own, weights, out, method="source").out)
+    target = own / before[0]["tile"]
+    target.write_bytes((own / before[-1]["tile"]).read_bytes())
+    after = rows(run(own, weights, out, method="source", resume=True).out)
+    assert after[0]["p_tumour"] != before[0]["p_tumour"]
+    assert after[0]["p_tumour"] == after[-1]["p_tumour"]
+
+
+def test_rolling_back(tiles, weights, tmp_path):
+    from tesla_med import rollback
+
+    result = run(tiles, weights, tmp_path / "out", overrides=(EVERY,))
+    out, before = result.out, rows(result.out)
+    source = rows(run(tiles, weights, tmp_path / "source", method="source").out)
+    with pytest.raises(OutputError, match="--to-case source"):
+        rollback(out, 1)
+    undone = rollback(out, "source")
+    assert set(undone.undone) == {row["tile"] for row in before}
+    for one, other in zip(rows(out), source, strict=True):  # batches of another size, so rounded otherwise
+        for column in ("tile", "label", "prediction"):
+            assert one[column] == other[column]
+        assert float(one["p_tumour"]) == pytest.approx(float(other["p_tumour"]), abs=1e-4)
+    figures = json.loads((out / "report/metrics.json").read_text(encoding="utf-8"))
+    assert figures["adapted"] == figures["source"]
+    assert not (out / "checkpoints/adapted.safetensors").exists()
+    assert not (out / "report/uncertain.png").exists()
+    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert record["rolled_back"]["to_case"] == 0
+    assert rollback(out, "source").undone == ()
 
 
 def test_a_run_repeats_and_seeds_differ(tiles, weights, tmp_path):
@@ -175,16 +238,18 @@ def test_unlabelled_and_broken_tiles(tiles, weights, tmp_path):
     tile_site.make_tiles(folder, 2, seed=4)
     (folder / "TUM" / "0.png").write_bytes(b"broken")
     result = run(folder, weights, tmp_path / "out", site=tile_site.site(tiles={}), overrides=())
-    assert result.accuracy is None
-    assert list(result.failed) == ["TUM/0.png"]
-    assert result.tiles == 7
+    assert result.mean is None
+    assert [item.case for item in result.failed] == ["TUM/0.png"]
+    assert tile_site.read(result) == 7
     broken = next(row for row in rows(result.out) if row["tile"] == "TUM/0.png")
     assert broken["prediction"] == ""
     assert "No labels" in (result.out / "report/report.html").read_text(encoding="utf-8")
     for path in folder.rglob("*.png"):
         path.write_bytes(b"broken")
-    with pytest.raises(DataError, match="none of its 8 tiles"):
-        run(folder, weights, tmp_path / "none")
+    nothing = run(folder, weights, tmp_path / "none")
+    assert len(nothing.failed) == 8
+    assert not nothing.complete
+    assert all(row["prediction"] == "" for row in rows(nothing.out))
 
 
 def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
@@ -212,13 +277,39 @@ def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
     assert outcome["false"][1] != outcome["true"][1]
 
 
-def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path):
-    result = run(
-        tiles, weights, tmp_path / "out", overrides=("methods.tesla.learning_rate=1e30", "reports=[table]")
-    )
-    assert any("not finite" in note for note in result.notes)
+def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path, capsys):
+    """Case 110: every batch falls back, which is counted, said, and a failure when it is all of them."""
+    texts = ("methods.tesla.learning_rate=1e30", "reports=[table]", "methods.tesla.batch_slices=8")
+    result = run(tiles, weights, tmp_path / "out", overrides=texts)
+    assert (result.diverged, result.units) == (3, 3)
+    assert not result.complete
+    assert any("not finite" in note and "3 of 3 batches" in note for note in result.notes)
     assert all(np.isfinite(float(row["entropy"])) for row in rows(result.out))
+    assert {item.status for item in result.results} == {"collapsed"}
+    assert {item.used for item in result.results} == {"source"}
     assert not (result.out / "checkpoints").exists()
+
+
+def test_a_batch_that_diverges_leaves_no_trace(tiles, weights, tmp_path, monkeypatch):
+    """The stream goes on from before the batch, and only its own tiles keep the source's classes."""
+    adapt, calls = TeSLA.adapt, []
+
+    def broken_once(self, images):
+        calls.append(1)
+        scalars = adapt(self, images)
+        return {name: torch.tensor(float("nan")) for name in scalars} if len(calls) == 2 else scalars
+
+    monkeypatch.setattr(TeSLA, "adapt", broken_once)
+    texts = ("methods.tesla.batch_slices=8", "reports=[table]")
+    result = run(tiles, weights, tmp_path / "out", overrides=texts)
+    assert (result.diverged, result.units) == (1, 3)
+    assert result.complete
+    collapsed = [item for item in result.results if item.status == "collapsed"]
+    assert len(collapsed) == 8
+    assert all(np.array_equal(item.probs, item.probs_source) for item in collapsed)
+    others = [item for item in result.results if item.status == "ok"]
+    assert not any(np.array_equal(item.probs, item.probs_source) for item in others)
+    assert (result.out / "checkpoints/adapted.safetensors").exists()
 
 
 def test_what_is_refused(tiles, weights, tmp_path):
@@ -226,15 +317,13 @@ def test_what_is_refused(tiles, weights, tmp_path):
         run(tiles, weights, tmp_path / "a", reset="case")
     with pytest.raises(ConfigError, match="no case to restart"):
         run(tiles, weights, tmp_path / "a", overrides=("reset={N-O: case}",))
-    with pytest.raises(ConfigError, match="is for segmentation"):
-        run(tiles, weights, tmp_path / "a", pipeline="prostate", site=tile_site.site(pipeline="prostate"))
     run(tiles, weights, tmp_path / "b", method="source")
     with pytest.raises(OutputError, match="earlier run"):
         run(tiles, weights, tmp_path / "b", method="source")
     again = run(tiles, weights, tmp_path / "b", method="bn", overwrite=True)
-    assert again.tiles == 24
+    assert tile_site.read(again) == 24
     with pytest.raises(OutputError, match="earlier training"):
-        train_tiles(
+        train_source(
             load_pipeline("kather", tile_site.SMALL), [tile_site.site()], tiles, weights.parent, device="cpu"
         )
 
@@ -243,7 +332,12 @@ def test_figures_by_hand():
     pipeline = load_pipeline("kather")
     probs = np.eye(4, dtype=np.float32)[[0, 1, 1, 3]] * 0.8 + 0.05
     labels = np.array([0, 1, 2, 3])
-    figures = tile_figures(probs, probs, labels, pipeline)["adapted"]
+    names = [item.name for item in pipeline.classes]
+    results = [
+        TileResult(str(place), "ok", "adapted", "", names[label], row, row, bool(row.argmax() == label))
+        for place, (row, label) in enumerate(zip(probs, labels, strict=True))
+    ]
+    figures = class_figures(results, pipeline)["adapted"]
     assert figures["accuracy"] == 0.75
     assert figures["accuracy_by_class"] == [1, 1, 0, 1]
     assert figures["mean_class_accuracy"] == 0.75
@@ -260,39 +354,42 @@ def test_the_commands(tmp_path, capsys):
     shared = ["--volumes", str(tmp_path), "--device", "cpu", *(f"--set={text}" for text in texts)]
     line = ["train", "--pipeline", "kather", "--sites", "kather19", "--out", str(tmp_path / "w"), *shared]
     assert run_cli(line) == 0
-    assert "held-out tiles right" in capsys.readouterr().out
+    assert "accuracy on held-out data" in capsys.readouterr().out
     weights = str(tmp_path / "w" / "source.safetensors")
     line = ["adapt", "--site", "kather19", "--weights", weights, "--out", str(tmp_path / "o"), *shared]
     assert run_cli(line) == 0
     shown = capsys.readouterr().out
     assert "8 tiles, 0 not read" in shown
-    assert "Right: source" in shown
-    before = (tmp_path / "o" / "run.json").read_bytes()
+    assert "accuracy: source" in shown
+    before = (tmp_path / "o" / "predictions.csv").read_bytes()
     assert run_cli([*line, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "8 tiles in" in shown
-    assert "1 batches of 8" in shown
+    assert "1 batches of at most 8" in shown
     assert run_cli([*line, "--resume"]) == 0
-    assert (tmp_path / "o" / "run.json").read_bytes() == before
+    assert (tmp_path / "o" / "predictions.csv").read_bytes() == before
 
 
 def test_contact_sheet_marks_tiles_whose_label_is_another_class(tmp_path):
     import io
 
-    from PIL import Image
-
-    from tesla_med.io.tiles import find_tiles
-    from tesla_med.reports.tile_report import contact_sheet
+    from tesla_med.reports.contact_sheet import contact_sheet
 
     tile_site.make_tiles(tmp_path, 1, size=32)
     pipeline = load_pipeline("kather")
+    names = [item.name for item in pipeline.classes]
+    tiles = find_tiles(tmp_path, tile_site.FOLDERS)
 
-    def red(labels):
-        probs = np.full((4, 4), 0.1, np.float32) + 0.6 * np.eye(4, dtype=np.float32)[labels]
-        content = contact_sheet(find_tiles(tmp_path, tile_site.FOLDERS), probs, pipeline)
+    def red(predicted):
+        probs = np.full((4, 4), 0.1, np.float32) + 0.6 * np.eye(4, dtype=np.float32)[predicted]
+        results = [
+            TileResult(name, "ok", "adapted", "", names[label], row, row)
+            for name, label, row in zip(tiles.names, tiles.labels, probs, strict=True)
+        ]
+        content = contact_sheet(results, tmp_path, pipeline)
         strip = np.asarray(Image.open(io.BytesIO(content)))[:42].astype(int)
         return int((strip[..., 0] > strip[..., 2] + 80).sum())
 
-    right = [int(value) for value in find_tiles(tmp_path, tile_site.FOLDERS).labels]
+    right = [int(value) for value in tiles.labels]
     assert red(right) == 0
     assert red([right[1], *right[1:]]) > 20

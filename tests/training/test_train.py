@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tesla_med.augment.training import vary_slices
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.demo.volumes import make_site, preset
@@ -14,8 +15,7 @@ from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedEr
 from tesla_med.io.files import output_lock
 from tesla_med.models.loading import load_model
 from tesla_med.models.statistics import load_statistics
-from tesla_med.training import slices as training_data
-from tesla_med.training.slices import LabelledCase, Sampler, augment, load_labelled, split
+from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
 from tesla_med.training.train import train_source
 
 SITE = SiteConfig(
@@ -251,14 +251,14 @@ def test_split_sizes(count: int, fraction: float, held_out: int) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
 def test_sampler_share_of_foreground(fraction: float) -> None:
-    sampler = Sampler([case("a", (True, False, False, False)), case("b", (False, False))], fraction)
+    sampler = Slices([case("a", (True, False, False, False)), case("b", (False, False))], fraction)
     _, labels = sampler.draw(2000, torch.Generator().manual_seed(0))
     share = labels.flatten(1).any(dim=1).float().mean().item()
     assert share == pytest.approx(fraction, abs=0.04)
 
 
 def test_sampler_without_foreground_takes_what_there_is() -> None:
-    images, labels = Sampler([case("a", (False, False))], 0.7).draw(8, torch.Generator().manual_seed(0))
+    images, labels = Slices([case("a", (False, False))], 0.7).draw(8, torch.Generator().manual_seed(0))
     assert images.shape == (8, 1, 8, 8)
     assert not labels.any()
 
@@ -267,7 +267,7 @@ def test_augmentation_moves_image_and_label_alike() -> None:
     labels = torch.zeros(64, 48, 40, dtype=torch.int64)
     labels[:, 10:24, 12:30] = 1
     images = labels[:, None].float() * 0.8 + 0.1
-    moved, targets = augment(images, labels, torch.Generator().manual_seed(0))
+    moved, targets = vary_slices(images, labels, torch.Generator().manual_seed(0))
     assert moved.shape == images.shape
     assert targets.dtype == torch.int64
     assert moved.min() >= 0
@@ -276,7 +276,7 @@ def test_augmentation_moves_image_and_label_alike() -> None:
     agree = (bright == targets.bool()).float().mean(dim=(1, 2))
     assert agree.min() > 0.93
     assert not torch.equal(targets, labels)
-    again = augment(images, labels, torch.Generator().manual_seed(0))
+    again = vary_slices(images, labels, torch.Generator().manual_seed(0))
     assert torch.equal(again[0], moved)
     area = targets.sum(dim=(1, 2)) / labels.sum(dim=(1, 2))
     assert area.min() > 0.75
@@ -286,7 +286,7 @@ def test_augmentation_moves_image_and_label_alike() -> None:
 def test_augmentation_flips_left_right_only() -> None:
     labels = torch.zeros(64, 32, 32, dtype=torch.int64)
     labels[:, 2:8, 24:30] = 1  # far from the middle in both axes
-    _, targets = augment(labels[:, None].float(), labels, torch.Generator().manual_seed(1))
+    _, targets = vary_slices(labels[:, None].float(), labels, torch.Generator().manual_seed(1))
     places = targets.float()
     first = (places * torch.arange(32)[None, :, None]).sum((1, 2)) / places.sum((1, 2))
     second = (places * torch.arange(32)[None, None, :]).sum((1, 2)) / places.sum((1, 2))
@@ -308,6 +308,6 @@ def test_unlabelled_cases_are_left_out_and_named(volumes: Path, tmp_path: Path) 
     for path in (volumes / "Phantom").iterdir():
         if path.name != "Case01_segmentation.nii.gz":
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    data: Any = training_data.load_labelled(small(), [SITE], tmp_path)
+    data: Any = load_labelled(small(), [SITE], tmp_path)
     assert [item.name for item in data.cases] == ["Case00", "Case02"]
     assert data.left_out == ["P/Case01: no reference"]
