@@ -143,16 +143,12 @@ class TeSLA(AugmentedMethod):
             raise AdaptationError(f"method {self.name!r} found 0 parameters to adapt: the model is all head")
 
     def _check_neighbours(self) -> None:
-        if self._refines and self.student.task != "classification":
+        if self.params.neighbours > 1 and self.student.task != "classification":
             raise AdaptationError(
                 f"method 'tesla': neighbours is {self.params.neighbours}, but they are sought among tiles, "
                 "and this model segments pixels; set methods.tesla.neighbours to 1, which is off, as in the "
                 "paper's MRI recipes"
             )
-
-    @property
-    def _refines(self) -> bool:
-        return bool(self.params.neighbours > 1)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         p: TeSLAParams = self.params
@@ -173,7 +169,7 @@ class TeSLA(AugmentedMethod):
         self._pool = self.graph_pool()
         self._pool.waiting = p.statistics_warm_up  # until the momentum no longer changes
         make = partial(NetworkPass, logits=self.logits, pool=self._pool)
-        teacher, student, refines = self.teacher, self.student, self._refines
+        teacher, student, refines = self.teacher, self.student, p.neighbours > 1
         self._clean = make(teacher, momentum=repeated, tap=True, features=refines)
         self._weak = make(teacher, momentum=augmented, features=refines)
         self._attacked = make(teacher, momentum=augmented, tap=True, gradient=True)

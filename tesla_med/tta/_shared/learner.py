@@ -73,7 +73,7 @@ class Learner(TTAMethod):
         self.optimizer = self.make_optimizer(learned)
 
     def make_passes(self) -> None:
-        """Make the forward pass that learns."""
+        """Make the forward pass that learns; one that returns features is never captured as a graph."""
         self.learning = NetworkPass(
             self.model,
             self.logits,
