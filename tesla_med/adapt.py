@@ -183,9 +183,9 @@ class _Run:
             if isinstance(loaded, Failure):
                 raise loaded.error
             outcome = None if loaded.images is None else self.predict(loaded.images)
-            finished = self.task.finish(self.folder, loaded, outcome)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
                 self._save(self.folder.checkpoint(ref.name), ref.name, loaded.images, outcome.verdict)
+            finished = self.task.finish(self.folder, loaded, outcome)
             records = self.task.score(loaded, finished)
             view = self.task.view(loaded, finished)
         except OutputError:

@@ -131,3 +131,51 @@ def drive(report, pairs, steps=3):
     for result, view in pairs:
         report.unit([result], view)
     return report.finish([result for result, _ in pairs])
+
+
+# ------------------------------------------------------------ tiles
+
+
+def tile_context(out, classes=4, notes=()):
+    """Return the context of a run on tiles whose pictures lie in ``out``/tiles."""
+    import tile_site
+
+    from tesla_med.config.files import load_pipeline
+    from tesla_med.scoring.classes import class_counts
+    from tesla_med.types import TileResult
+
+    pipeline = load_pipeline("kather")
+    pipeline = pipeline.model_copy(update={"classes": pipeline.classes[:classes]})
+
+    def counts(results):
+        counted = class_counts(results, pipeline)
+        return [] if counted is None else [counted]
+
+    return RunContext(
+        *(out, tile_site.site(), pipeline, "tesla", "N-O", 0, "site"),
+        notes=tuple(notes),
+        folder=out / "tiles",
+        kind=TileResult,
+        item="tile",
+        counts=counts,
+    )
+
+
+def tile(run, number, *, shift=0, referenced=True, name=None):
+    """Return the record of one tile; with ``shift`` the predicted class is another than the label."""
+    from tesla_med.types import TileResult
+
+    names = [item.name for item in run.pipeline.classes]
+    label = number % len(names)
+    logits = np.random.default_rng(number).normal(0, 0.5, (2, len(names)))
+    logits[0, (label + shift) % len(names)] += 3
+    probs, before = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
+    right = (int(probs.argmax()) == label, int(before.argmax()) == label) if referenced else (None, None)
+    text = names[label] if referenced else ""
+    return TileResult(name or f"TUM/{number}.png", "ok", "adapted", "", text, probs, before, *right), None
+
+
+def failed_tile(name="TUM/90.png", reason="TUM/90.png: truncated or damaged"):
+    from tesla_med.types import TileResult
+
+    return TileResult(name, "failed", "source", reason)

@@ -216,7 +216,7 @@ class Task(ABC):
 
     def reset_for(self, protocol: Protocol) -> Reset:
         """Return when the state of a method starts afresh under ``protocol``."""
-        return self.pipeline.reset.get(protocol, "case" if protocol.endswith("O") else "site")
+        return self.pipeline.reset_for(protocol)
 
     def settings(self, items: Items) -> dict[str, Any]:
         """Return what must be the same for a run to be resumed, beyond what every task has."""

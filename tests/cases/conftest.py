@@ -6,7 +6,6 @@ import pytest
 import small_site as small
 import torch
 
-from tesla_med import plan
 from tesla_med.models.base import Network
 from tesla_med.models.loading import LoadedModel
 
@@ -48,7 +47,7 @@ def known_weights(one_thread, monkeypatch, tmp_path):
         def load(_, pipeline, overrides=()):
             return LoadedModel(Known(len(pipeline.classes), empty), pipeline, None, ())
 
-        monkeypatch.setattr(plan, "load_model", load)
+        monkeypatch.setattr("tesla_med.models.loading.load_model", load)
         return path
 
     return make

@@ -9,7 +9,7 @@ from small_volumes import blocks, diagonal, write
 
 from tesla_med.cli.app import run
 from tesla_med.config.models import LabelClass
-from tesla_med.scoring.metrics import dice, per_slice_dice, score_case, surface_distances
+from tesla_med.scoring.metrics import dice, score_case, surface_distances
 
 CASE = 55
 SHAPE = (16, 16, 8)
@@ -45,11 +45,11 @@ def scored(folder, *more):
 
 def test_the_figures_do_not_exist():
     assert dice(NOTHING, NOTHING) is None
-    assert per_slice_dice(NOTHING, NOTHING) is None
     assert surface_distances(NOTHING, NOTHING, (1, 1, 3)) is None
     classes = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate"))
     (score,) = score_case(NOTHING, NOTHING, NOTHING, classes, (1, 1, 3))
     assert (score.dice, score.dice_source, score.hd95_mm, score.assd_mm) == (None,) * 4
+    assert score.value("nsd") is None
 
 
 def test_evaluate_shows_it_as_not_applicable_and_counts_it(folders, capsys):

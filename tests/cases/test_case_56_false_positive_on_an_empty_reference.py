@@ -25,7 +25,7 @@ def test_evaluate_keeps_it_in_the_mean(tmp_path):
         write(tmp_path / f"masks/{name}.nii.gz", mask, diagonal(1, 1, 3))
     result = evaluate(tmp_path / "masks", tmp_path / "references", classes=CLASSES)
     (score,) = result.cases[0].scores
-    assert (score.dice, score.hd95_mm) == (0.0, None)
+    assert (score.dice, score.hd95_mm, score.value("nsd")) == (0.0, None, 0.0)
     assert (score.volume_ml, score.volume_ml_reference) == (pytest.approx(8 * 3 / 1000), 0.0)
     (row,) = result.summary()
     assert row["dice_mean"] == pytest.approx(0.5)

@@ -5,7 +5,7 @@ import threading
 import pytest
 import small_site as small
 
-from tesla_med.prepare import stream as datasets
+from tesla_med.tasks import volumes as volumes_task
 
 CASE = 72
 STATUS = (
@@ -41,14 +41,14 @@ def test_a_corrupt_file_is_named_first(volumes, small_weights, tmp_path, protoco
     ],
 )
 def test_whatever_breaks_in_the_reading_thread(volumes, small_weights, tmp_path, monkeypatch, error, words):
-    original = datasets.read_volume
+    original = volumes_task.read_case
 
-    def read(path, **options):
-        if path.name == "Case01.nii.gz":
+    def read(case, site):
+        if case.name == "Case01":
             raise error
-        return original(path, **options)
+        return original(case, site)
 
-    monkeypatch.setattr(datasets, "read_volume", read)
+    monkeypatch.setattr(volumes_task, "read_case", read)
     result = small.run(volumes, small_weights, tmp_path / "out", method="source")
     assert [item.status == "failed" for item in result.results] == [False, True, False]
     reason = result.results[1].reason

@@ -14,8 +14,9 @@ from tesla_med.config.files import (
     site_files,
     site_folders,
 )
-from tesla_med.config.models import PROTOCOLS
+from tesla_med.config.models import PROTOCOLS, SiteConfig
 from tesla_med.config.tables import table_files
+from tesla_med.tasks.base import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOTS = [ROOT]
@@ -96,14 +97,19 @@ def test_the_network_exists(name):
 def test_the_reports_exist(name):
     from tesla_med.reports.base import REPORTS
 
-    assert set(load_pipeline(name, roots=ROOTS).reports) <= set(REPORTS.names())
+    pipeline = load_pipeline(name, roots=ROOTS)
+    task = TASKS.get(pipeline.task)
+    for report in pipeline.reports or task.reports:
+        assert REPORTS.get(report).reads(task.result)
 
 
 @EVERY_PIPELINE
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_recipes_restart_as_they_say(name, protocol):
-    reset = load_pipeline(name, roots=ROOTS).reset_for(protocol)
-    tiles = load_pipeline(name, roots=ROOTS).task == "classification"
+    pipeline = load_pipeline(name, roots=ROOTS)
+    tiles = pipeline.whole_images
+    site = SiteConfig(id="X", pipeline=pipeline.sites, institution="Nowhere")
+    reset = TASKS.get(pipeline.task)(site, pipeline).reset_for(protocol)
     fixed = name.endswith(("_paper", "_released")) or tiles
     assert reset == ("site" if fixed or protocol.endswith("M") else "case")
 

@@ -69,17 +69,17 @@ def test_a_file_that_cannot_be_opened_fails_its_case_alone(weights, tmp_path, mo
     "error", [MemoryError("no room"), RuntimeError("the reader died"), OSError(5, "I/O error")]
 )
 def test_what_dies_while_reading_ahead_takes_one_case_with_it(weights, tmp_path, monkeypatch, error):
-    from tesla_med.prepare import stream as datasets
+    from tesla_med.tasks import volumes as volumes_task
 
     small.make_volumes(tmp_path / "nii", 3)
-    real = datasets.read_volume
+    real = volumes_task.read_case
 
-    def read(path, **options):
-        if path.name == "Case01.nii.gz":
+    def read(case, site):
+        if case.name == "Case01":
             raise error
-        return real(path, **options)
+        return real(case, site)
 
-    monkeypatch.setattr(datasets, "read_volume", read)
+    monkeypatch.setattr(volumes_task, "read_case", read)
     result = small.run(tmp_path / "nii", weights, tmp_path / "out")
     assert [item.status == "failed" for item in result.results] == [False, True, False]
     assert "Case01.nii.gz" in result.results[1].reason
