@@ -245,12 +245,30 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClassScore(Record):
+class Measured(Record):
+    """Base of scores: values of metrics as fields, those of further metrics in ``more``, by column."""
+
+    more: dict[str, float | None] = {}
+
+    def value(self, name: str) -> float | None:
+        """Return the value in a column, whether it is a field or not; None where it does not exist."""
+        found: float | None = getattr(self, name) if name in type(self).model_fields else self.more.get(name)
+        return found
+
+    @classmethod
+    def placed(cls, values: Mapping[str, float | None]) -> dict[str, Any]:
+        """Return values by column as what fills a record: its own fields, and ``more`` for the rest."""
+        own = {name: value for name, value in values.items() if name in cls.model_fields}
+        return own | {"more": {name: value for name, value in values.items() if name not in own}}
+
+
+class ClassScore(Measured):
     """Scores of one class of one case on the native grid; None is "not applicable".
 
     ``dice`` is n/a where reference and prediction are both empty, 0 where only one is.
     ``hd95_mm`` and ``assd_mm`` are n/a where either is empty or the spacing is nominal,
-    volumes in ml are n/a where the spacing is nominal. ``predicted_dice`` is estimated without labels, with
+    volumes in ml are n/a where the spacing is nominal. What else is measured (see
+    ``tesla_med.scoring.metrics``) is in ``more``. ``predicted_dice`` is estimated without labels, with
     its 90 % interval (see ``tesla_med.engine.quality``).
     """
 

@@ -121,7 +121,20 @@ def method_table() -> str:
     return table(("method", "what it does", "protocols", "citation"), rows)
 
 
+def metric_table() -> str:
+    """Return every metric with its columns, unit, direction and rules."""
+    from tesla_med.scoring.metrics import METRICS
+
+    rows = []
+    for metric in METRICS.in_order():
+        names = ", ".join(f"`{name}`" for name in metric.columns)
+        blank = "blank" if metric.physical else ""
+        rows.append([names, metric.what, metric.unit, metric.better or "", metric.empty, blank])
+    return table(("column", "what", "unit", "better", "empty masks", "nominal voxel size"), rows)
+
+
 TABLES = {
+    "metrics": ("docs/reference/outputs.md", metric_table),
     "methods": ("docs/method/other-methods.md", method_table),
     "recipes": ("docs/method/tesla.md", recipe_table),
     "tile-recipes": ("docs/method/tesla.md", tile_recipe_table),

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tesla_med.scoring.metrics import compared
+
 AVERAGE = "average"
 RESAMPLES = 2000
-COLUMNS = (
-    *("site", "case", "row", "method", "protocol", "seed", "label", "class", "dice", "dice_source"),
-    *("hd95_mm", "assd_mm", "status", "used", "seconds", "slices"),
-)
+CASE_COLUMNS = ("site", "case", "row", "method", "protocol", "seed", "label", "class")
+RUN_COLUMNS = ("status", "used", "seconds", "slices")
+"""Columns of the tidy rows of volumes before and after those of the metrics."""
 TILE_COLUMNS = (
     *("site", "case", "row", "method", "protocol", "seed", "label", "prediction", "source_prediction"),
     *("right", "right_source", "status"),
@@ -41,7 +42,7 @@ class Metric:
     Attributes:
         name: of the value of a case, as in ``comparison.json``.
         column: of the tidy rows, that holds it.
-        columns: of the tidy rows.
+        list_columns: gives the columns of the tidy rows.
         case: what a case is called.
         piece: what time is given for.
         as_error: whether tables show 100 % less the value.
@@ -50,15 +51,25 @@ class Metric:
 
     name: str
     column: str
-    columns: tuple[str, ...]
+    list_columns: Callable[[], tuple[str, ...]]
     case: str
     piece: str
     as_error: bool = False
     of_class: str = "class"
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the tidy rows."""
+        return self.list_columns()
 
-DICE = Metric("dice", "dice", COLUMNS, "case", "slice")
-ACCURACY = Metric("accuracy", "right", TILE_COLUMNS, "tile", "tile", as_error=True, of_class="label")
+
+def columns() -> tuple[str, ...]:
+    """Return the columns of the tidy rows of volumes: with every metric that needs a reference."""
+    return (*CASE_COLUMNS, *compared(), *RUN_COLUMNS)
+
+
+DICE = Metric("dice", "dice", columns, "case", "slice")
+ACCURACY = Metric("accuracy", "right", lambda: TILE_COLUMNS, "tile", "tile", as_error=True, of_class="label")
 METRICS = {item.name: item for item in (DICE, ACCURACY)}
 """By the headline metric of a task."""
 

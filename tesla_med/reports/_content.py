@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,15 @@ from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.engine.quality import needs_review
 from tesla_med.reports.base import RunContext
 from tesla_med.scoring.calibration import ALL_CLASSES, FIGURES
+from tesla_med.scoring.metrics import METRICS, Metric
 from tesla_med.scoring.summary import DIFFERENCE
 from tesla_med.types import CaseResult, ClassScore
 
 NOT_APPLICABLE = "n/a"
 BLANK = "–"
+ARROW = " → "
+OWN_COLUMNS = ("dice", "volume_ml")
+"""Metrics that the tables show in columns of their own."""
 STATUS_TEXT = {
     "ok": "ok",
     "empty": "no foreground found",
@@ -48,8 +52,7 @@ class ClassRow:
     dice: str
     change: str
     tone: str
-    hd95: str
-    assd: str
+    figures: tuple[str, ...]
     volume_source: str
     volume: str
     volume_change: str
@@ -90,6 +93,40 @@ def severity(result: CaseResult, quality: QualityConfig) -> tuple[int, float, fl
 def has_references(results: Sequence[CaseResult]) -> bool:
     """Whether any case was scored against a reference."""
     return any(score.voxels_reference is not None for item in results for score in item.scores)
+
+
+def figure_metrics(results: Sequence[CaseResult]) -> list[Metric]:
+    """Return the metrics that have one column each: all that were measured but Dice and volume."""
+    referenced = has_references(results)
+    return [
+        metric
+        for metric in METRICS.in_order()
+        if metric.name not in OWN_COLUMNS and (referenced or not metric.needs_reference)
+    ]
+
+
+def heading(metric: Metric) -> tuple[str, ...]:
+    """Return the lines of the heading of a column."""
+    lines = (metric.title, metric.unit, f"source{ARROW}adapted" if metric.of_source else "")
+    return tuple(line for line in lines if line)
+
+
+def definitions() -> list[tuple[str, str]]:
+    """Return title and meaning of every metric but Dice, which has a longer one."""
+    return [
+        (metric.title, f"{_sentence(metric.what, metric.unit)} Empty masks: {metric.empty}.")
+        for metric in METRICS.in_order()
+        if metric.name != "dice"
+    ]
+
+
+def _sentence(what: str, unit: str) -> str:
+    return f"{what[:1].upper()}{what[1:]}{f', in {unit}' if unit else ''}."
+
+
+def physical_titles() -> str:
+    """Return the titles of the metrics that need a physical voxel size, as a list in words."""
+    return ", ".join(metric.title for metric in METRICS.in_order() if metric.physical)
 
 
 def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list[Tile]:
@@ -139,7 +176,7 @@ def case_rows(
         agreement: Dice between source and adapted mask by case and label, where it is known.
         quality: says which cases are to be reviewed.
     """
-    rows = []
+    rows, shown = [], figure_metrics(results)
     for number, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1], quality)):
         remarks = [text for text in (item.reason, *item.notes) if text]
         rows.append(
@@ -153,7 +190,9 @@ def case_rows(
                 review=item.status != "failed" and needs_review(item, quality),
                 seconds=f"{item.seconds:.1f} s" if item.seconds else "",
                 remarks=tuple(remarks),
-                classes=tuple(_class_row(score, agreement.get(item.case, {})) for score in item.scores),
+                classes=tuple(
+                    _class_row(score, agreement.get(item.case, {}), shown) for score in item.scores
+                ),
             )
         )
     return rows
@@ -164,13 +203,14 @@ def _used_text(result: CaseResult) -> str:
     return USED_TEXT[result.used] + share
 
 
-def class_summary(results: Sequence[CaseResult]) -> list[dict[str, str]]:
+def class_summary(results: Sequence[CaseResult]) -> list[dict[str, Any]]:
     """Return one row a class with means over the cases where each figure exists."""
     by_label: dict[int, list[ClassScore]] = {}
     for item in results:
         for score in item.scores:
             by_label.setdefault(score.label, []).append(score)
-    return [_summary_row(scores) for _, scores in sorted(by_label.items())]
+    shown = figure_metrics(results)
+    return [_summary_row(scores, shown) for _, scores in sorted(by_label.items())]
 
 
 def has_blank_volumes(results: Sequence[CaseResult]) -> bool:
@@ -254,7 +294,17 @@ def tone(change: float) -> str:
     return "" if abs(change) < 0.0005 else "good" if change > 0 else "bad"
 
 
-def _class_row(score: ClassScore, agreement: Mapping[int, float | None]) -> ClassRow:
+def _figure(metric: Metric, score: ClassScore) -> str:
+    """Return the value of a metric, with that of the source mask before it where it is measured."""
+    return _joined(_number(score.value(name), metric.places) for name in reversed(metric.columns))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    parts = list(texts)
+    return BLANK if set(parts) == {BLANK} else ARROW.join(parts)
+
+
+def _class_row(score: ClassScore, agreement: Mapping[int, float | None], shown: Sequence[Metric]) -> ClassRow:
     known = score.dice is not None and score.dice_source is not None
     change = score.dice - score.dice_source if known else 0.0  # type: ignore[operator]
     return ClassRow(
@@ -263,8 +313,7 @@ def _class_row(score: ClassScore, agreement: Mapping[int, float | None]) -> Clas
         dice=_dice(score, score.dice),
         change=signed(change) if known else "",
         tone=tone(change),
-        hd95=_number(score.hd95_mm, 1),
-        assd=_number(score.assd_mm, 2),
+        figures=tuple(_figure(metric, score) for metric in shown),
         volume_source=_volume(score.volume_ml_source),
         volume=_volume(score.volume_ml),
         volume_change=_relative(score.volume_ml_source, score.volume_ml),
@@ -295,7 +344,8 @@ def _remark(score: ClassScore) -> str:
     return "missed" if score.voxels == 0 else ""
 
 
-def _summary_row(scores: Sequence[ClassScore]) -> dict[str, str]:
+def _summary_row(scores: Sequence[ClassScore], shown: Sequence[Metric]) -> dict[str, Any]:
+    metrics = METRICS.in_order()
     both = [
         (item.dice_source, item.dice)
         for item in scores
@@ -305,8 +355,9 @@ def _summary_row(scores: Sequence[ClassScore]) -> dict[str, str]:
     remarks = Counter(_remark(item) for item in scores)
     mean = sum(changes) / len(changes) if changes else 0.0
 
-    def average(digits: int, pick: Callable[[ClassScore], float | None]) -> str:
-        known = [value for value in map(pick, scores) if value is not None]
+    def average(name: str) -> str:
+        known = [value for score in scores if (value := score.value(name)) is not None]
+        digits = next(metric.places for metric in metrics if name in metric.columns)
         return f"{sum(known) / len(known):.{digits}f}" if known else BLANK
 
     return {
@@ -316,16 +367,15 @@ def _summary_row(scores: Sequence[ClassScore]) -> dict[str, str]:
         "not_applicable": str(remarks["both empty"]),
         "missed": str(remarks["missed"]),
         "false_positive": str(remarks["reference empty: false positive"]),
-        "dice_source": average(3, lambda item: item.dice_source),
-        "dice": average(3, lambda item: item.dice),
+        "dice_source": average("dice_source"),
+        "dice": average("dice"),
         "change": signed(mean) if changes else "",
         "tone": tone(mean) if changes else "",
         "better": str(sum(tone(value) == "good" for value in changes)),
         "worse": str(sum(tone(value) == "bad" for value in changes)),
-        "hd95": average(1, lambda item: item.hd95_mm),
-        "assd": average(2, lambda item: item.assd_mm),
-        "volume_source": average(2, lambda item: item.volume_ml_source),
-        "volume": average(2, lambda item: item.volume_ml),
+        "figures": [_joined(map(average, reversed(metric.columns))) for metric in shown],
+        "volume_source": average("volume_ml_source"),
+        "volume": average("volume_ml"),
     }
 
 

@@ -7,34 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.reports.base import REPORTS, Report
+from tesla_med.scoring.metrics import figure_columns
 from tesla_med.scoring.tables import TILE_COLUMNS
 from tesla_med.types import CaseResult, ClassScore, TileResult
 
-COLUMNS = (
-    "case",
-    "site",
-    "method",
-    "protocol",
-    "seed",
-    "label",
-    "dice",
-    "dice_source",
-    "hd95_mm",
-    "assd_mm",
-    "volume_ml",
-    "volume_ml_source",
-    "used",
-    "status",
-    "share",
-    "reason",
-    "predicted_dice",
-    "predicted_low",
-    "predicted_high",
-)
-FIGURES = (
-    *("dice", "dice_source", "hd95_mm", "assd_mm", "volume_ml", "volume_ml_source"),
-    *("predicted_dice", "predicted_low", "predicted_high"),
-)
+CASE = ("case", "site", "method", "protocol", "seed")
+OUTCOME = ("used", "status", "share", "reason")
+PREDICTED = ("predicted_dice", "predicted_low", "predicted_high")
+
+
+def columns() -> tuple[str, ...]:
+    """Return the columns of the table: with those of every metric."""
+    return (*CASE, "label", *figure_columns(), *OUTCOME, *PREDICTED)
+
+
+COLUMNS = columns()
+"""As of the import; :func:`columns` has those of metrics that were added later, too."""
 
 
 @REPORTS.register("table")
@@ -53,7 +41,7 @@ class TableReport(Report):
         if issubclass(self.run.kind, TileResult):
             write_text(path, to_csv(TILE_COLUMNS, self._class_rows(results)))
         else:
-            write_text(path, to_csv(COLUMNS, self._rows(results)))
+            write_text(path, to_csv(columns(), self._rows(results)))
         return [path]
 
     def _class_rows(self, results: Sequence[TileResult]) -> Iterator[dict[str, Any]]:
@@ -69,5 +57,6 @@ class TableReport(Report):
         for result in results:
             scores = result.scores or tuple(ClassScore(label=item.value, name=item.name) for item in classes)
             for score in scores:
-                common = result.model_dump(include=set(COLUMNS))
-                yield common | {"label": score.label} | {name: getattr(score, name) for name in FIGURES}
+                common = result.model_dump(include={*CASE, *OUTCOME})
+                figures = {name: score.value(name) for name in (*figure_columns(), *PREDICTED)}
+                yield common | {"label": score.label} | figures

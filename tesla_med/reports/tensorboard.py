@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tesla_med.reports.base import REPORTS, Report, RunContext
+from tesla_med.scoring.metrics import figure_columns
 from tesla_med.types import CaseResult, CaseView, TileResult
 
 FOLDER = "tensorboard"
@@ -36,7 +37,7 @@ class TensorboardReport(Report):
         from torch.utils.tensorboard import SummaryWriter
 
         curves = next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))
-        gone = (*curves.own, *(f"overlay/{_tag(name)}" for name in undone))
+        gone = (*curves.own(), *(f"overlay/{_tag(name)}" for name in undone))
         kept = [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
         for path in files:
             path.unlink()
@@ -104,23 +105,16 @@ def _is_of(tag: str, names: Sequence[str]) -> bool:
 class CaseCurves:
     """A point per case, and an overlay of as many as the pipeline says."""
 
-    own = (
-        "dice/",
-        "dice_source/",
-        "entropy/",
-        "seconds",
-        "hd95_mm/",
-        "volume_ml/",
-        "volume_ml_source/",
-        "site_mean/",
-    )
-    """Tags of what is told of cases; those that end in a slash stand for all below."""
-
     def __init__(self, run: RunContext, writer: Any) -> None:
         self.run, self._writer = run, writer
         self._cases = 0
         self._pictures = 0
         self._means: dict[str, list[float]] = {"adapted": [], "source": []}
+
+    @staticmethod
+    def own() -> tuple[str, ...]:
+        """Return the tags of what is told of cases; those that end in a slash stand for all below."""
+        return (*(f"{name}/" for name in figure_columns()), "entropy/", "seconds", "site_mean/")
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
@@ -146,11 +140,7 @@ class CaseCurves:
             "seconds": result.seconds,
         }
         for score in result.scores:
-            figures[f"dice/{score.name}"] = score.dice
-            figures[f"dice_source/{score.name}"] = score.dice_source
-            figures[f"hd95_mm/{score.name}"] = score.hd95_mm
-            figures[f"volume_ml/{score.name}"] = score.volume_ml
-            figures[f"volume_ml_source/{score.name}"] = score.volume_ml_source
+            figures |= {f"{name}/{score.name}": score.value(name) for name in figure_columns()}
         for model, value in (("adapted", result.mean_dice), ("source", result.mean_dice_source)):
             if value is not None:
                 self._means[model].append(value)
@@ -178,12 +168,15 @@ class CaseCurves:
 class TileCurves:
     """A point per batch, at the number of tiles seen so far: entropy and running accuracy."""
 
-    own = ("entropy/", "running/", "final/", "confusion", "reliability", "uncertain")
-
     def __init__(self, run: RunContext, writer: Any) -> None:
         self.run, self._writer = run, writer
         self._tiles = self._labelled = 0
         self._correct = {"source": 0, "adapted": 0}
+
+    @staticmethod
+    def own() -> tuple[str, ...]:
+        """Return the tags of what is told of tiles; those that end in a slash stand for all below."""
+        return ("entropy/", "running/", "final/", "confusion", "reliability", "uncertain")
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write entropy of a batch, and accuracy and error of all labelled tiles so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError, GeometryError
-from tesla_med.scoring.metrics import Empty, check_labels, dice, field_diagonal, surface_distances, volume_ml
+from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, check_labels, field_diagonal, measure
 from tesla_med.scoring.text import decimals, percent
-from tesla_med.types import IntArray, Record
+from tesla_med.types import IntArray, Measured, Record
 
 SUFFIX_PARTS = frozenset(
     (
@@ -38,22 +38,30 @@ SUFFIX_PARTS = frozenset(
         "prediction",
     )
 )
-COLUMNS = (
-    "case",
-    "label",
-    "name",
-    "dice",
-    "hd95_mm",
-    "assd_mm",
-    "volume_ml",
-    "volume_ml_reference",
-    "status",
-    "reason",
-)
 LABELS_FILE = "labels.json"
+NOTHING = np.zeros((1, 1, 1), np.uint8)
+"""A mask of no class."""
 
 
-class MaskScore(Record):
+def figure_columns() -> tuple[str, ...]:
+    """Return the columns of all metrics; what needs no reference is measured of the reference too."""
+    names = (
+        (metric.name,) if metric.needs_reference else (metric.name, f"{metric.name}_reference")
+        for metric in METRICS.in_order()
+    )
+    return tuple(name for pair in names for name in pair)
+
+
+def columns() -> tuple[str, ...]:
+    """Return the columns of ``metrics.csv``."""
+    return ("case", "label", "name", *figure_columns(), "status", "reason")
+
+
+COLUMNS = columns()
+"""As of the import; :func:`columns` has those of metrics that were added later, too."""
+
+
+class MaskScore(Measured):
     """Scores of one class of one case; None is "not applicable", as in :class:`ClassScore`.
 
     ``hd95_mm_or_diagonal`` is the diagonal of the grid where exactly one of the masks is empty.
@@ -69,11 +77,6 @@ class MaskScore(Record):
     volume_ml_reference: float | None = None
     voxels: int = 0
     voxels_reference: int = 0
-
-    @property
-    def distances(self) -> tuple[float | None, float | None]:
-        """HD95 and ASSD in mm."""
-        return self.hd95_mm, self.assd_mm
 
 
 class EvaluatedCase(Record):
@@ -135,14 +138,15 @@ class EvaluationResult(Record):
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Return title, column names and rows of what is shown."""
+        metrics = [metric for metric in METRICS.in_order() if metric.needs_reference]
         rows = [
-            [case.case, score.name, percent(score.dice), *(decimals(mm, 2) for mm in score.distances)]
+            [case.case, score.name, *(_shown(metric, score) for metric in metrics)]
             for case in self.cases
             for score in case.scores
         ]
         means = [[str(row["name"]), str(row["cases"]), percent(row["dice_mean"])] for row in self.summary()]
         return [
-            ("", ["case", "class", "Dice %", "HD95 mm", "ASSD mm"], rows),
+            ("", ["case", "class", *(f"{metric.title} {metric.unit or '%'}" for metric in metrics)], rows),
             ("Mean", ["class", "cases", "mean Dice %"], means),
         ]
 
@@ -314,21 +318,22 @@ def _score_class(
     item: LabelClass, mask: IntArray, truth: IntArray, spacing: Sequence[float], empty: Empty
 ) -> MaskScore:
     ours, theirs = mask == item.value, truth == item.value
-    distances = surface_distances(theirs, ours, spacing)
-    one_empty = ours.any() != theirs.any()
+    metrics = METRICS.in_order()
+    values = measure(MaskPair(theirs, ours, spacing), metrics)
+    alone = [metric for metric in metrics if not metric.needs_reference]
+    of_reference = measure(MaskPair(None, theirs, spacing), alone)
+    values |= {f"{name}_reference": value for name, value in of_reference.items()}
+    voxels, voxels_reference = int(np.count_nonzero(ours)), int(np.count_nonzero(theirs))
+    if empty == "one" and not voxels and not voxels_reference:
+        values["dice"] = 1.0
+    one_empty = bool(voxels) != bool(voxels_reference)
+    values["hd95_mm_or_diagonal"] = field_diagonal(mask.shape, spacing) if one_empty else values["hd95_mm"]
     return MaskScore(
         label=item.value,
         name=item.name,
-        dice=dice(theirs, ours, empty),
-        hd95_mm=distances[0] if distances else None,
-        hd95_mm_or_diagonal=(
-            field_diagonal(mask.shape, spacing) if one_empty else distances[0] if distances else None
-        ),
-        assd_mm=distances[1] if distances else None,
-        volume_ml=volume_ml(ours, spacing),
-        volume_ml_reference=volume_ml(theirs, spacing),
-        voxels=int(np.count_nonzero(ours)),
-        voxels_reference=int(np.count_nonzero(theirs)),
+        **MaskScore.placed(values),
+        voxels=voxels,
+        voxels_reference=voxels_reference,
     )
 
 
@@ -337,9 +342,8 @@ def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[Evaluate
     names = {score.label: score.name for case in cases for score in case.scores}
     for case in cases:
         present = {score.label: score for score in case.scores}
-        overlap = 1.0 if empty == "one" else None
         absent = [
-            MaskScore(label=label, name=name, dice=overlap, volume_ml=0.0, volume_ml_reference=0.0)
+            _score_class(LabelClass(value=label, name=name), NOTHING, NOTHING, (1.0, 1.0, 1.0), empty)
             for label, name in names.items()
             if label not in present
         ]
@@ -347,14 +351,20 @@ def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[Evaluate
         yield case if case.status != "ok" else case.model_copy(update={"scores": tuple(rows)})
 
 
-def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
-    def known(pick: Callable[[MaskScore], float | None]) -> list[float]:
-        return [value for value in map(pick, scores) if value is not None]
+def _shown(metric: Metric, score: MaskScore) -> str:
+    value = score.value(metric.name)
+    return decimals(value, 2) if metric.unit else percent(value)
 
-    def mean(values: Sequence[float]) -> float | None:
+
+def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
+    def known(name: str) -> list[float]:
+        return [value for score in scores if (value := score.value(name)) is not None]
+
+    def mean(name: str) -> float | None:
+        values = known(name)
         return float(np.mean(values)) if values else None
 
-    overlaps = known(lambda score: score.dice)
+    overlaps = known("dice")
     voxels = sum(score.voxels + score.voxels_reference for score in scores)
     common = sum((score.dice or 0.0) * (score.voxels + score.voxels_reference) for score in scores)
     return {
@@ -364,14 +374,10 @@ def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
         "not_applicable": sum(score.voxels == score.voxels_reference == 0 for score in scores),
         "missed": sum(score.voxels == 0 < score.voxels_reference for score in scores),
         "false_positive": sum(score.voxels_reference == 0 < score.voxels for score in scores),
-        "dice_mean": mean(overlaps),
         "dice_std": float(np.std(overlaps, ddof=1)) if len(overlaps) > 1 else None,
         "dice_pooled": common / voxels if voxels else None,
-        "hd95_mm_mean": mean(known(lambda score: score.hd95_mm)),
-        "hd95_mm_mean_or_diagonal": mean(known(lambda score: score.hd95_mm_or_diagonal)),
-        "assd_mm_mean": mean(known(lambda score: score.assd_mm)),
-        "volume_ml_mean": mean(known(lambda score: score.volume_ml)),
-        "volume_ml_reference_mean": mean(known(lambda score: score.volume_ml_reference)),
+        **{f"{name}_mean": mean(name) for name in figure_columns()},
+        "hd95_mm_mean_or_diagonal": mean("hd95_mm_or_diagonal"),
     }
 
 
@@ -382,11 +388,13 @@ def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
     rows = []
     for case in result.cases:
         common = {"case": case.case, "status": case.status, "reason": case.reason}
-        blank = dict.fromkeys(COLUMNS)
-        scores = [score.model_dump(include=set(COLUMNS)) for score in case.scores]
-        rows += [blank | score | common for score in scores or [{}]]
+        if not case.scores:
+            rows.append(dict.fromkeys(columns()) | common)
+        for score in case.scores:
+            figures = {name: score.value(name) for name in figure_columns()}
+            rows.append({"label": score.label, "name": score.name} | figures | common)
     result = result.model_copy(update={"files": (str(table), str(summary))})
-    write_text(table, to_csv(COLUMNS, rows))
+    write_text(table, to_csv(columns(), rows))
     content = {
         "coverage": result.coverage,
         "empty": result.empty,

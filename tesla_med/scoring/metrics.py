@@ -1,17 +1,22 @@
-"""Overlap, surface distance and volume of masks: pure functions of arrays and voxel sizes.
+"""Metrics of masks: a registry of what is measured, over pure functions of arrays and voxel sizes.
 
-The headline is the Dice of one class of one case, over the whole volume on the native grid.
-Anything else says so in its name (``pooled_dice``, ``per_slice_dice``).
+An entry of ``METRICS`` is all that a metric needs: tables, reports, comparisons and documentation take their
+columns from there. The headline is the Dice of one class of one case, over the whole volume on the native
+grid.
 
-Where both masks are empty there is nothing to score: the result is None ("n/a"), to be left out
-of means and counted. Where only one is empty, Dice is 0 and stays in the mean; surface distances
-do not exist then and are None.
+Where both masks are empty there is nothing to compare: the result is None ("n/a"), to be left out of means
+and counted. Where only one is empty, Dice and surface Dice are 0 and stay in the mean; surface distances do
+not exist then and are None.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -19,13 +24,165 @@ import numpy.typing as npt
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
+from tesla_med.registry import Registry
 from tesla_med.types import BoolArray, ClassScore, IntArray
 
+log = logging.getLogger(__name__)
 MICROLITRES_PER_ML = 1000.0
-COMPARED = ("dice", "dice_source", "hd95_mm", "assd_mm")
-"""Figures of a class that comparisons of methods take from a run."""
+SURFACE_TOLERANCE_MM = 1.0
+"""Surfaces that are at most so far apart agree, in the normalised surface Dice."""
+ROUNDING_MM = 1e-5
+"""Voxel sizes of a header are rounded; this must not decide whether a distance is within a tolerance."""
 Empty = Literal["skip", "one"]
 """What counts where both masks are empty: nothing, or a Dice of 1."""
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MaskPair:
+    """A mask of one class and what it is compared with; what several metrics need is computed once.
+
+    Attributes:
+        reference: (I, J, K) bool, or None.
+        prediction: (I, J, K) bool.
+        spacing: voxel size along each axis in mm.
+
+    Raises:
+        DataError: the shapes differ.
+    """
+
+    reference: npt.NDArray[Any] | None
+    prediction: npt.NDArray[Any]
+    spacing: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if self.reference is not None:
+            _pair(self.reference, self.prediction)
+
+    @property
+    def both(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Reference and prediction.
+
+        Raises:
+            DataError: there is no reference.
+        """
+        if self.reference is None:
+            raise DataError("a reference is needed to compare a mask with")
+        return self.reference, self.prediction
+
+    @cached_property
+    def distances(self) -> tuple[Doubles, Doubles] | None:
+        """Distances between the surfaces, see :func:`surface_distances`."""
+        return surface_distances(*self.both, self.spacing)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured of every foreground class of every case.
+
+    Attributes:
+        name: the column in tables and the tag in TensorBoard.
+        title: for people.
+        unit: "" (a share in [0, 1] or a number), "mm" or "ml".
+        better: which values are better; None where neither is.
+        what: what it is, in words.
+        empty: its value where one or both masks are empty, in words.
+        function: from a pair of masks to the value; None is "not applicable".
+        needs_reference: whether it compares with a reference.
+        physical: whether it depends on the voxel size; it is blank where that is nominal.
+        of_source: whether it is measured of the unadapted mask too, as ``<name>_source``.
+        digits: decimals that reports show; None takes those of the unit.
+    """
+
+    name: str
+    title: str
+    unit: Literal["", "mm", "ml"]
+    better: Literal["higher", "lower"] | None
+    what: str
+    empty: str
+    function: Callable[[MaskPair], float | None]
+    needs_reference: bool = True
+    physical: bool = False
+    of_source: bool = False
+    digits: int | None = None
+
+    @property
+    def source(self) -> str:
+        """Column of the unadapted mask, where there is one."""
+        return f"{self.name}_source"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the metric in tables of a run."""
+        return (self.name, self.source) if self.of_source else (self.name,)
+
+    @property
+    def places(self) -> int:
+        """Decimals that reports show."""
+        return {"": 3, "mm": 1, "ml": 2}[self.unit] if self.digits is None else self.digits
+
+
+class Metrics(Registry[Metric]):
+    """The metrics by name, those of other distributions (entry points ``tesla_med.metrics``) included."""
+
+    def __init__(self) -> None:
+        super().__init__("metric", None, "tesla_med.metrics")
+        self._loaded = False
+
+    def add(self, metric: Metric) -> Metric:
+        """Store a metric under its name.
+
+        Raises:
+            ConfigError: the name is taken.
+        """
+        return self.register(metric.name)(metric)
+
+    def in_order(self) -> list[Metric]:
+        """Return all metrics in the order of their columns.
+
+        Those that need a reference come first, each group in the order in which it was registered.
+        """
+        self._load()
+        return sorted(self._entries.values(), key=lambda metric: not metric.needs_reference)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for entry in importlib.metadata.entry_points(group="tesla_med.metrics"):
+            try:
+                entry.load()
+            except Exception as error:  # what does not concern a run must not stop it
+                log.warning("%s %r of %s cannot be loaded: %s", self.kind, entry.name, entry.value, error)
+
+
+METRICS = Metrics()
+
+
+def figure_columns() -> tuple[str, ...]:
+    """Return the columns of all metrics in tables of a run."""
+    return tuple(name for metric in METRICS.in_order() for name in metric.columns)
+
+
+def compared() -> tuple[str, ...]:
+    """Return the figures of a class that comparisons of methods take from a run."""
+    metrics = (metric for metric in METRICS.in_order() if metric.needs_reference)
+    return tuple(name for metric in metrics for name in metric.columns)
+
+
+def measure(pair: MaskPair, metrics: Iterable[Metric], nominal: bool = False) -> dict[str, float | None]:
+    """Return the value of every metric by its name; None where it does not exist.
+
+    Args:
+        pair: the masks.
+        metrics: what to measure.
+        nominal: the voxel size is not a physical one, so what depends on it does not exist.
+    """
+
+    def exists(metric: Metric) -> bool:
+        return not (nominal and metric.physical) and not (metric.needs_reference and pair.reference is None)
+
+    return {metric.name: metric.function(pair) if exists(metric) else None for metric in metrics}
 
 
 def dice(reference: npt.NDArray[Any], prediction: npt.NDArray[Any], empty: Empty = "skip") -> float | None:
@@ -49,60 +206,15 @@ def dice(reference: npt.NDArray[Any], prediction: npt.NDArray[Any], empty: Empty
     return 2.0 * int(np.count_nonzero(first & second)) / total
 
 
-def pooled_dice(pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> float | None:
-    """Return the Dice of all (reference, prediction) pairs taken as one large volume.
-
-    Large structures weigh more than small ones, so this is not the mean Dice per case.
-    None where every mask of every pair is empty.
-
-    Raises:
-        DataError: the shapes within a pair differ.
-    """
-    common = total = 0
-    for reference, prediction in pairs:
-        first, second = _pair(reference, prediction)
-        common += int(np.count_nonzero(first & second))
-        total += int(np.count_nonzero(first)) + int(np.count_nonzero(second))
-    return 2.0 * common / total if total else None
-
-
-def per_slice_dice(
-    reference: npt.NDArray[Any],
-    prediction: npt.NDArray[Any],
-    slice_axis: int = 2,
-    empty: Empty = "skip",
-) -> float | None:
-    """Return the mean over slices of the Dice of each slice.
-
-    Args:
-        reference: (I, J, K) mask, non-zero inside.
-        prediction: (I, J, K) mask.
-        slice_axis: the axis that runs from slice to slice.
-        empty: what a slice counts for where both masks are empty: nothing ("skip"), or 1 ("one").
-
-    Returns:
-        A number in [0, 1], or None where no slice counts.
-
-    Raises:
-        DataError: the shapes differ.
-    """
-    first, second = _pair(reference, prediction)
-    planes = zip(np.moveaxis(first, slice_axis, 0), np.moveaxis(second, slice_axis, 0), strict=True)
-    scores = [dice(plane, other, empty) for plane, other in planes]
-    known = [score for score in scores if score is not None]
-    return float(np.mean(known)) if known else None
-
-
 def surface_distances(
     reference: npt.NDArray[Any],
     prediction: npt.NDArray[Any],
     spacing: Sequence[float],
-) -> tuple[float, float] | None:
-    """Return the 95 % Hausdorff distance and the average symmetric surface distance.
+) -> tuple[Doubles, Doubles] | None:
+    """Return the distances from each surface to the nearest point of the other.
 
     A surface is the set of mask voxels with a face neighbour outside the mask (or outside the
-    grid). HD95 is the larger of the two 95th percentiles, reference to prediction and back; ASSD
-    is the mean of all distances of both directions.
+    grid).
 
     Args:
         reference: (I, J, K) mask, non-zero inside.
@@ -110,7 +222,8 @@ def surface_distances(
         spacing: voxel size along each axis in mm.
 
     Returns:
-        (HD95, ASSD) in mm, both >= 0, or None where either mask is empty.
+        From prediction to reference, one number a surface voxel, and back; in mm, all >= 0. None where
+        either mask is empty.
 
     Raises:
         DataError: the shapes differ, or ``spacing`` is not one positive number an axis.
@@ -128,8 +241,42 @@ def surface_distances(
         warnings.simplefilter("ignore", FutureWarning)
         _, distances, _ = get_edge_surface_distance(*cropped, spacing=sizes, symmetric=True)
     there, back = (item.numpy().astype(np.float64) for item in distances)
-    hd95 = max(float(np.percentile(there, 95)), float(np.percentile(back, 95)))
-    return hd95, float(np.concatenate([there, back]).mean())
+    return there, back
+
+
+def hd95(pair: MaskPair) -> float | None:
+    """Return the larger of the two 95th percentiles of the surface distances, in mm.
+
+    None where either mask is empty.
+    """
+    if pair.distances is None:
+        return None
+    return max(float(np.percentile(part, 95)) for part in pair.distances)
+
+
+def assd(pair: MaskPair) -> float | None:
+    """Return the mean of the surface distances of both directions, in mm; None where either mask is empty."""
+    return None if pair.distances is None else float(np.concatenate(pair.distances).mean())
+
+
+def surface_dice(pair: MaskPair, tolerance: float = SURFACE_TOLERANCE_MM) -> float | None:
+    """Return the normalised surface Dice: the share of both surfaces that lies near the other one.
+
+    Nikolov et al., "Clinically applicable segmentation of head and neck anatomy for radiotherapy",
+    arXiv:1809.04430 (2018), Journal of Medical Internet Research 23(7):e26151 (2021). An element of a surface
+    is a surface voxel here, as in MONAI; there it is weighted by its area.
+
+    Args:
+        pair: the masks.
+        tolerance: distance in mm up to which surfaces agree, at least 0.
+
+    Returns:
+        A number in [0, 1]; 0 where exactly one mask is empty; None where both are.
+    """
+    if pair.distances is None:
+        return 0.0 if any(mask.any() for mask in pair.both) else None
+    every = np.concatenate(pair.distances)
+    return float(np.count_nonzero(every <= tolerance + ROUNDING_MM) / every.size)
 
 
 def field_diagonal(shape: Sequence[int], spacing: Sequence[float]) -> float:
@@ -155,6 +302,72 @@ def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float]) -> float:
     return int(np.count_nonzero(mask)) * voxel / MICROLITRES_PER_ML
 
 
+METRICS.add(
+    Metric(
+        name="dice",
+        title="Dice",
+        unit="",
+        better="higher",
+        what="overlap, 2 times the common volume over the sum of both, 0 to 1",
+        empty="n/a where both are empty, 0 where one is",
+        function=lambda pair: dice(*pair.both),
+        of_source=True,
+    )
+)
+METRICS.add(
+    Metric(
+        name="hd95_mm",
+        title="HD95",
+        unit="mm",
+        better="lower",
+        what="larger of the two 95th percentiles of the surface distances",
+        empty="n/a where either is empty",
+        function=hd95,
+        physical=True,
+    )
+)
+METRICS.add(
+    Metric(
+        name="assd_mm",
+        title="ASSD",
+        unit="mm",
+        better="lower",
+        what="mean of all surface distances, both directions",
+        empty="n/a where either is empty",
+        function=assd,
+        physical=True,
+        digits=2,
+    )
+)
+METRICS.add(
+    Metric(
+        name="nsd",
+        title="NSD",
+        unit="",
+        better="higher",
+        what="normalised surface Dice, share of both surfaces that lies within"
+        f" {SURFACE_TOLERANCE_MM:g} mm of the other, 0 to 1",
+        empty="n/a where both are empty, 0 where one is",
+        function=surface_dice,
+        physical=True,
+    )
+)
+METRICS.add(
+    Metric(
+        name="volume_ml",
+        title="Volume",
+        unit="ml",
+        better=None,
+        what="number of voxels of the mask times the size of one",
+        empty="0",
+        function=lambda pair: volume_ml(pair.prediction, pair.spacing),
+        needs_reference=False,
+        physical=True,
+        of_source=True,
+    )
+)
+
+
 def score_case(
     mask: IntArray,
     source_mask: IntArray,
@@ -171,7 +384,7 @@ def score_case(
         reference: (I, J, K) label values, or None: then only volumes are given.
         classes: the classes; the one with value 0 is the background and left out.
         spacing: voxel size along each axis in mm.
-        nominal: the voxel size is not a physical one; figures in mm and ml are then None.
+        nominal: the voxel size is not a physical one; figures that depend on it are then None.
 
     Raises:
         DataError: the shapes differ, or the reference holds a label that is no class.
@@ -218,16 +431,14 @@ def _score_class(
 ) -> ClassScore:
     ours, source = _pair(mask == item.value, source_mask == item.value)
     truth = None if reference is None else reference == item.value
-    distances = None if truth is None or nominal else surface_distances(truth, ours, spacing)
+    metrics = METRICS.in_order()
+    values = measure(MaskPair(truth, ours, spacing), metrics, nominal)
+    before = measure(MaskPair(truth, source, spacing), [item for item in metrics if item.of_source], nominal)
+    values |= {f"{name}_source": value for name, value in before.items()}
     return ClassScore(
         label=item.value,
         name=item.name,
-        dice=None if truth is None else dice(truth, ours),
-        dice_source=None if truth is None else dice(truth, source),
-        hd95_mm=distances[0] if distances else None,
-        assd_mm=distances[1] if distances else None,
-        volume_ml=None if nominal else volume_ml(ours, spacing),
-        volume_ml_source=None if nominal else volume_ml(source, spacing),
+        **ClassScore.placed(values),
         voxels=int(np.count_nonzero(ours)),
         voxels_source=int(np.count_nonzero(source)),
         voxels_reference=None if truth is None else int(np.count_nonzero(truth)),

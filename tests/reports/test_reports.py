@@ -77,7 +77,7 @@ def test_table_has_the_stated_columns_and_blanks(tmp_path):
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     header = (
-        "case,site,method,protocol,seed,label,dice,dice_source,hd95_mm,assd_mm,volume_ml,volume_ml_source,"
+        "case,site,method,protocol,seed,label,dice,dice_source,hd95_mm,assd_mm,nsd,volume_ml,volume_ml_source,"
         "used,status,share,reason,predicted_dice,predicted_low,predicted_high"
     )
     assert path.read_text().splitlines()[0] == header
@@ -92,9 +92,10 @@ def test_table_has_the_stated_columns_and_blanks(tmp_path):
     result, _ = case(run, 1, shift=2)
     assert float(rows[0]["dice"]) == pytest.approx(result.scores[0].dice, rel=1e-5)
     assert float(rows[0]["hd95_mm"]) == pytest.approx(result.scores[0].hd95_mm, rel=1e-5)
-    figures = ("dice", "dice_source", "hd95_mm", "assd_mm", "volume_ml", "volume_ml_source")
-    assert [rows[2][key] for key in figures] == [""] * 6
-    assert [rows[4][key] for key in figures[:4]] == [""] * 4
+    assert float(rows[0]["nsd"]) == pytest.approx(result.scores[0].value("nsd"), rel=1e-5)
+    figures = ("dice", "dice_source", "hd95_mm", "assd_mm", "nsd", "volume_ml", "volume_ml_source")
+    assert [rows[2][key] for key in figures] == [""] * 7
+    assert [rows[4][key] for key in figures[:5]] == [""] * 5
     assert float(rows[4]["volume_ml"]) > 0
 
 
@@ -531,7 +532,8 @@ def test_nominal_voxel_size_is_said(tmp_path):
     result, view = case(run, 1)
     blank = dict.fromkeys(("hd95_mm", "assd_mm", "volume_ml", "volume_ml_source"))
     result = result.model_copy(update={"scores": tuple(s.model_copy(update=blank) for s in result.scores)})
-    assert "voxel size of a file is nominal" in page(run, [(result, view)])
+    text = page(run, [(result, view)])
+    assert "voxel size of a file is nominal, that is, not a physical size: HD95, ASSD, NSD, Volume." in text
     assert "voxel size of a file is nominal" not in page(run, [case(run, 1)])
 
 

@@ -4,16 +4,20 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
+from tesla_med.scoring import metrics
 from tesla_med.scoring.metrics import (
+    MaskPair,
+    assd,
     bounding_box,
     check_labels,
     dice,
-    per_slice_dice,
-    pooled_dice,
+    hd95,
     score_case,
+    surface_dice,
     surface_distances,
     volume_ml,
 )
@@ -52,6 +56,12 @@ def distances_by_hand(reference, prediction, spacing):
     )
 
 
+def distances(reference, prediction, spacing):
+    """HD95 and ASSD in mm."""
+    pair = MaskPair(reference, prediction, spacing)
+    return hd95(pair), assd(pair)
+
+
 def test_dice_of_overlapping_boxes_is_exact():
     reference = np.zeros((10, 10, 4), np.uint8)
     prediction = np.zeros_like(reference)
@@ -75,31 +85,6 @@ def test_different_shapes_are_refused_by_name():
         dice(np.zeros((4, 4, 4)), np.zeros((4, 4, 5)))
 
 
-def test_slice_mean_differs_from_volume_as_its_rule_says():
-    # 20 slices, the object on 4 of them, the prediction covers 2 of those
-    reference = np.zeros((8, 8, 20), np.uint8)
-    reference[2:6, 2:6, 8:12] = 1
-    prediction = reference.copy()
-    prediction[..., 10:] = 0
-    assert dice(reference, prediction) == pytest.approx(2 / 3)
-    assert per_slice_dice(reference, prediction, empty="one") == pytest.approx(0.9)
-    assert per_slice_dice(reference, prediction, empty="skip") == pytest.approx(0.5)
-    turned = np.moveaxis(reference, 2, 0), np.moveaxis(prediction, 2, 0)
-    assert per_slice_dice(*turned, slice_axis=0, empty="one") == pytest.approx(0.9)
-    nothing = np.zeros_like(reference)
-    assert per_slice_dice(nothing, nothing) is None
-    assert per_slice_dice(nothing, nothing, empty="one") == 1.0
-
-
-def test_pooled_dice_weighs_by_size():
-    big = np.ones((10, 10, 10), bool)
-    small = np.zeros((10, 10, 10), bool)
-    small[0, 0, :2] = True
-    nothing = np.zeros_like(small)
-    assert pooled_dice([(big, big), (small, nothing)]) == pytest.approx(2000 / 2002)
-    assert pooled_dice([(nothing, nothing)]) is None
-
-
 @pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 0.7, 3.0)])
 @pytest.mark.parametrize("seed", range(4))
 def test_surface_distances_match_brute_force(seed, spacing):
@@ -108,32 +93,32 @@ def test_surface_distances_match_brute_force(seed, spacing):
     prediction = np.roll(reference, (rng.integers(0, 3), rng.integers(0, 3), 1), axis=(0, 1, 2))
     prediction = prediction | (rng.random(reference.shape) > 0.99)
     expected = distances_by_hand(reference, prediction, np.array(spacing))
-    assert surface_distances(reference, prediction, spacing) == pytest.approx(expected, rel=1e-5)
+    assert distances(reference, prediction, spacing) == pytest.approx(expected, rel=1e-5)
 
 
 def test_shifted_box_has_known_distances():
     reference = np.zeros((40, 20, 10), bool)
     reference[5:25, 4:16, 2:8] = True
     moved = np.roll(reference, 4, axis=0)
-    hd95, assd = surface_distances(reference, moved, (0.5, 2.0, 3.0))
-    assert hd95 == pytest.approx(2.0)  # 4 voxels of 0.5 mm
-    assert 0 < assd < hd95
-    assert surface_distances(reference, reference, (0.5, 2.0, 3.0)) == (0.0, 0.0)
+    largest, mean = distances(reference, moved, (0.5, 2.0, 3.0))
+    assert largest == pytest.approx(2.0)  # 4 voxels of 0.5 mm
+    assert 0 < mean < largest
+    assert distances(reference, reference, (0.5, 2.0, 3.0)) == (0.0, 0.0)
 
 
 def test_concentric_spheres_are_their_radii_apart():
     spacing = (0.5, 0.5, 0.5)
     inner, outer = (ball((64, 64, 64), (32, 32, 32), radius, spacing) for radius in (8.0, 12.0))
-    hd95, assd = surface_distances(outer, inner, spacing)
-    assert hd95 == pytest.approx(4.0, abs=0.5)
-    assert assd == pytest.approx(4.0, abs=0.5)
+    largest, mean = distances(outer, inner, spacing)
+    assert largest == pytest.approx(4.0, abs=0.5)
+    assert mean == pytest.approx(4.0, abs=0.5)
 
 
 def test_mask_that_touches_the_edge_of_the_grid_keeps_its_surface_there():
     full = np.ones((6, 6, 6), bool)
     part = full.copy()
     part[:, :, 4:] = False
-    assert surface_distances(full, part, (1, 1, 1)) == pytest.approx(
+    assert distances(full, part, (1, 1, 1)) == pytest.approx(
         distances_by_hand(full, part, np.ones(3)), rel=1e-5
     )
 
@@ -144,7 +129,73 @@ def test_missed_structure_has_no_distance_and_dice_zero():
     assert surface_distances(reference, missed, (1, 1, 1)) is None
     assert surface_distances(missed, reference, (1, 1, 1)) is None
     assert surface_distances(missed, missed, (1, 1, 1)) is None
+    assert distances(reference, missed, (1, 1, 1)) == (None, None)
     assert dice(reference, missed) == 0.0
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.7, 1.0, 3.5])
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 0.7, 3.0)])
+def test_surface_dice_is_that_of_monai(spacing, tolerance):
+    from monai.metrics import compute_surface_dice
+
+    rng = np.random.default_rng(0)
+    reference = ball((20, 19, 9), (9, 8, 4), 3.0 * min(spacing[:2]) + 0.5, spacing)
+    prediction = np.roll(reference, (2, 1, 1), axis=(0, 1, 2)) | (rng.random(reference.shape) > 0.995)
+    batches = [torch.from_numpy(mask)[None, None] for mask in (prediction, reference)]
+    expected = compute_surface_dice(*batches, [tolerance], include_background=True, spacing=spacing).item()
+    found = surface_dice(MaskPair(reference, prediction, spacing), tolerance)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_surface_dice_counts_surface_voxels_within_the_tolerance():
+    reference = np.zeros((24, 12, 6), bool)
+    reference[4:12, 2:10, 1:5] = True
+    moved = np.roll(reference, 1, axis=0)
+    assert surface_dice(MaskPair(reference, moved, (1.0, 1.0, 1.0))) == 1.0
+    # 2 mm apart now: of both surfaces the planes at the two ends are too far, but for their common voxels
+    first, second = (surface_by_hand(mask) * (2.0, 1.0, 1.0) for mask in (reference, moved))
+    table = np.sqrt(((first[:, None] - second[None]) ** 2).sum(-1))
+    near = (table.min(axis=1) <= 1.0).sum() + (table.min(axis=0) <= 1.0).sum()
+    expected = near / (len(first) + len(second))
+    assert 0.5 < expected < 1.0
+    assert surface_dice(MaskPair(reference, moved, (2.0, 1.0, 1.0))) == pytest.approx(expected)
+    assert surface_dice(MaskPair(reference, moved, (2.0, 1.0, 1.0)), tolerance=2.0) == 1.0
+
+
+def test_rounding_of_the_voxel_size_does_not_decide_the_surface_dice():
+    reference = np.zeros((24, 12, 6), bool)
+    reference[4:12, 2:10, 1:5] = True
+    moved = np.roll(reference, 1, axis=0)
+    assert surface_dice(MaskPair(reference, moved, (1.0000012, 1.0, 1.0))) == 1.0
+
+
+def test_surface_dice_of_empty_masks():
+    some = ball((16, 16, 8), (8, 8, 4), 3.0, (1, 1, 1))
+    nothing = np.zeros_like(some)
+    assert surface_dice(MaskPair(nothing, nothing, (1, 1, 1))) is None
+    assert surface_dice(MaskPair(some, nothing, (1, 1, 1))) == 0.0
+    assert surface_dice(MaskPair(nothing, some, (1, 1, 1))) == 0.0
+    assert surface_dice(MaskPair(some, some, (1, 1, 1))) == 1.0
+
+
+def test_metrics_of_one_pair_share_the_distances(monkeypatch):
+    calls = []
+    real = metrics.surface_distances
+    monkeypatch.setattr(metrics, "surface_distances", lambda *parts: calls.append(1) or real(*parts))
+    mask = np.zeros((12, 12, 6), np.uint8)
+    mask[2:8, 2:8, 1:5] = 2
+    cord, grey = score_case(mask, mask, mask, CLASSES, (1.0, 1.0, 2.0))
+    assert (cord.hd95_mm, cord.assd_mm, cord.value("nsd")) == (0.0, 0.0, 1.0)
+    assert grey.value("nsd") is None
+    assert len(calls) == 2  # one a class
+
+
+def test_a_pair_without_a_reference_has_nothing_to_compare():
+    mask = np.ones((3, 3, 3), bool)
+    with pytest.raises(DataError, match="a reference is needed"):
+        hd95(MaskPair(None, mask, (1, 1, 1)))
+    with pytest.raises(DataError, match=r"\(3, 3, 4\) and \(3, 3, 3\)"):
+        MaskPair(np.ones((3, 3, 4), bool), mask, (1, 1, 1))
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 0.0, 1.0), (1.0, -1.0, 1.0), (1.0, np.nan, 1.0)])
@@ -184,6 +235,7 @@ def test_score_case_without_reference_gives_volumes_only():
     assert cord.dice_source is None
     assert cord.hd95_mm is None
     assert cord.voxels_reference is None
+    assert cord.value("nsd") is None
     assert cord.volume_ml == pytest.approx(0.064)
     assert grey.volume_ml == 0.0
 
@@ -193,6 +245,7 @@ def test_nominal_voxel_size_leaves_mm_and_ml_blank_but_not_dice():
     cord, _ = score_case(mask, mask, mask, CLASSES, (1, 1, 1), nominal=True)
     assert cord.dice == 1.0
     assert (cord.hd95_mm, cord.assd_mm, cord.volume_ml, cord.volume_ml_source) == (None, None, None, None)
+    assert cord.more == {"nsd": None}
     assert cord.voxels == 64
 
 
@@ -204,8 +257,10 @@ def test_false_positive_on_an_empty_reference_counts_as_zero_and_shows_its_volum
     assert cord.dice == 0.0
     assert cord.dice_source is None
     assert cord.hd95_mm is None
+    assert cord.value("nsd") == 0.0
     assert cord.volume_ml == pytest.approx(0.008)
     assert grey.dice is None
+    assert grey.value("nsd") is None
 
 
 def test_unknown_label_in_the_reference_is_named():
