@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-cord demo-kather test test-fast stress lint types format clean
+.PHONY: demo demo-cord demo-kather test test-all stress lint types format clean
 
 demo: $(STAMP)
 	$(BIN)/tesla-med demo --task prostate --out demo
@@ -15,11 +15,12 @@ demo-cord: $(STAMP)
 demo-kather: $(STAMP)
 	$(BIN)/tesla-med demo --task kather --out demo-kather
 
+# Every behaviour, in a few minutes; test-all adds the slow rest.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto
-
-test-fast: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -q -n auto -m slow
 
 stress: $(STAMP)
 	TESLA_MED_EXAMPLES=1000 $(BIN)/python -m pytest -q -n auto tests/test_properties.py
@@ -28,6 +29,7 @@ stress: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -57,10 +57,13 @@ class Files(Section):
 
     An extension in a pattern stands for every format that can be read. The text that the
     last ``*`` matches onward from the start of the name is the case key: ``Case*.nii.gz``
-    and ``*_segmentation.nii.gz`` meet in ``Case07`` for ``Case07_segmentation.nii.gz``.
+    and ``*_segmentation.nii.gz`` meet in ``Case07`` for ``Case07_segmentation.nii.gz``. The channels of a case
+    (T2 and ADC, say) meet in the same way, the first gives the grid.
     """
 
-    image: tuple[str, ...] = Field(min_length=1)
+    image: tuple[str, ...] = Field(
+        min_length=1, description="of one channel: names that may be images; of several: one per channel"
+    )
     masks: tuple[MaskLayer, ...] = ()
     combine: Literal["paint", "majority"] = Field(
         "paint", description="paint: later layers over earlier ones; majority: one vote a layer"

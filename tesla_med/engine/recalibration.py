@@ -148,7 +148,7 @@ def style_agreement(mask: Tensor, styled_masks: Sequence[Tensor], region: Tensor
     return kept / (pixels * len(styled_masks))
 
 
-def fit_temperature(probs: Tensor, styled_probs: Sequence[Tensor]) -> TemperatureFit:
+def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> TemperatureFit:
     """Choose T without labels: mean confidence over the region equals the agreement across styles.
 
     Confidence is the highest probability of a pixel, of the images as they are. It falls as T
@@ -157,37 +157,13 @@ def fit_temperature(probs: Tensor, styled_probs: Sequence[Tensor]) -> Temperatur
 
     Args:
         probs: (N, L, H, W) in [0, 1], summing to 1 over L, of the images as they are.
-        styled_probs: K >= 1 tensors (N, L, H, W) of the same slices, same pixels, after a change of
-            style (contrast, gamma) that leaves the anatomy in its place.
+        styled_masks: K >= 1 masks (N, H, W) of class indices 0 to L - 1, of the same slices, same pixels, after
+            a change of style (contrast, gamma) that leaves the anatomy in its place.
 
     Returns:
         The temperature and what it was chosen from. T is 1 where nothing can be chosen: no
         foreground in any prediction, one class only, or probabilities of exactly 0 and 1, which no
         temperature changes.
-
-    Raises:
-        DataError: there is no styled prediction, shapes differ or are not four-dimensional, or
-            values are no probabilities.
-    """
-    for index, styled in enumerate(styled_probs, 1):
-        _check_probs(styled, f"probabilities of style change {index}")
-        if styled.shape != probs.shape:
-            raise DataError(
-                f"probabilities of style change {index} must have shape {tuple(probs.shape)}, got"
-                f" {tuple(styled.shape)}"
-            )
-    return fit_temperature_to_masks(probs, [styled.argmax(dim=1) for styled in styled_probs])
-
-
-def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> TemperatureFit:
-    """Choose T as :func:`fit_temperature` does, where only the masks after style changes are at hand.
-
-    Args:
-        probs: (N, L, H, W) in [0, 1], summing to 1 over L, of the images as they are.
-        styled_masks: K >= 1 masks (N, H, W) of class indices 0 to L - 1.
-
-    Returns:
-        As :func:`fit_temperature`.
 
     Raises:
         DataError: there is no mask, shapes do not fit, or values are no probabilities.

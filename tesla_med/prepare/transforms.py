@@ -161,9 +161,16 @@ class Preprocessor:
         )
 
     def _scale(self, volume: Volume, notes: list[str]) -> Any:
-        from monai.transforms import ScaleIntensityd, ScaleIntensityRanged
+        """Return the scaling to [0, 1]; each channel has a range of its own."""
+        from monai.transforms import ScaleIntensityd, ScaleIntensityRanged, ScaleIntensityRangePercentilesd
 
         intensity: Intensity = self.preprocessing.intensity
+        if len(volume.array) > 1:
+            if intensity.scaling == "percentile":
+                return ScaleIntensityRangePercentilesd(
+                    "image", intensity.lower, intensity.upper, 0.0, 1.0, clip=True, channel_wise=True
+                )
+            return ScaleIntensityd("image", minv=0.0, maxv=1.0, channel_wise=True)
         if intensity.scaling == "percentile":
             low, high = np.percentile(volume.array, (intensity.lower, intensity.upper))
             if high > low:

@@ -72,7 +72,7 @@ class Task(ABC):
     metric: ClassVar[str] = "dice"
     background: ClassVar[bool] = False
     spatial: ClassVar[int] = 2
-    honours: ClassVar[frozenset[str]] = frozenset()
+    honours: ClassVar[frozenset[str]] = frozenset(("reset-case",))
     instead: ClassVar[Mapping[str, str]] = {}
     smallest_batch: ClassVar[int] = 1
     joins: ClassVar[bool] = True

@@ -92,11 +92,15 @@ class Tiles(Task):
     result: ClassVar[Any] = TileResult
 
     def prepare(self) -> None:
-        """Check that the pipeline says how large tiles are.
+        """Check that the pipeline says how large tiles are, and takes RGB.
 
         Raises:
             ConfigError: it does not.
         """
+        if self.pipeline.channels != 3:
+            name = self.pipeline.name
+            count = self.pipeline.channels
+            raise ConfigError(f"pipeline {name!r}: tiles are read as RGB, so channels must be 3, not {count}")
         size = self.pipeline.preprocessing.size
         if size is None:
             raise ConfigError(
@@ -318,6 +322,25 @@ class Tiles(Task):
                 "right_source": float(label == before) if scored else None,
                 "status": status,
             }
+
+    def _labelled_probs(self, folder: RunFolder) -> tuple[Probs, npt.NDArray[np.int64]]:
+        """Return (N, L) probabilities and (N,) class indices of the labelled tiles of a run, in order of names.
+
+        They come from the records; of a run that kept none, from the rounded figures of its table.
+        """
+        names = sorted(path.stem for path in (folder.out / DONE_FOLDER).glob("batch-*.json"))
+        records = [item for item in folder.records(names, TileResult) if item.label and item.probs is not None]
+        records.sort(key=lambda item: str(item.case))
+        rows = [(item.probs, self.order[item.label]) for item in records]
+        if not names:
+            columns = [f"p_{item.name}" for item in self.pipeline.classes]
+            kept = (row for row in read_rows(folder.out / TABLE) if row["prediction"] and row["label"])
+            rows = [
+                (np.array([float(row[name]) for name in columns], np.float32), self.order[row["label"]])
+                for row in kept
+            ]
+        probs = np.array([row[0] for row in rows], np.float32).reshape(len(rows), len(self.pipeline.classes))
+        return probs, np.array([row[1] for row in rows], np.int64)
 
     def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
         """Yield the counts of all labelled tiles, from the table of each run."""

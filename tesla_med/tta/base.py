@@ -21,9 +21,9 @@ from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
 from tesla_med.models.base import Network
 from tesla_med.registry import Registry
-from tesla_med.tta._shared.execution import Execution
-from tesla_med.tta._shared.execution import MethodContext as MethodContext
-from tesla_med.tta._shared.parameters import require_norm_layers as require_norm_layers
+from tesla_med.tta._mechanics.execution import Execution
+from tesla_med.tta._mechanics.execution import MethodContext as MethodContext
+from tesla_med.tta._mechanics.parameters import require_norm_layers as require_norm_layers
 
 Scalars = dict[str, Tensor | float]
 """What an update reports, by name."""

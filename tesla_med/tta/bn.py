@@ -21,7 +21,7 @@ from tesla_med.models.normalisation import (
     evenly_spaced,
     running_statistics,
 )
-from tesla_med.tta._shared.parameters import require_norm_layers
+from tesla_med.tta._mechanics.parameters import require_norm_layers
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 

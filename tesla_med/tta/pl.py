@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tesla_med.tta._mechanics.parameters import all_but_head, norm_affine
 from tesla_med.tta._shared.learner import Learner, LearnerParams
-from tesla_med.tta._shared.parameters import all_but_head, norm_affine
 from tesla_med.tta.base import METHODS, Scalars
 
 

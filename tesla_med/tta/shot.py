@@ -28,9 +28,9 @@ from torch.nn import functional
 
 from tesla_med import losses
 from tesla_med.models.normalisation import batch_statistics
+from tesla_med.tta._mechanics.parameters import all_but_head
 from tesla_med.tta._shared.features import head_features, in_frame_of, sampled
 from tesla_med.tta._shared.learner import Learner, LearnerParams
-from tesla_med.tta._shared.parameters import all_but_head
 from tesla_med.tta.base import METHODS, Scalars
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tesla_med import losses
+from tesla_med.tta._mechanics.parameters import norm_affine
 from tesla_med.tta._shared.learner import Learner, LearnerParams
-from tesla_med.tta._shared.parameters import norm_affine
 from tesla_med.tta.base import METHODS, Scalars
 
 

@@ -32,9 +32,9 @@ from tesla_med.config.models import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import blend_running_statistics, running_statistics
+from tesla_med.tta._mechanics.parameters import clip_each
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
-from tesla_med.tta._shared.parameters import clip_each
 from tesla_med.tta._shared.passes import NetworkPass, Output
 from tesla_med.tta._shared.teacher import make_teacher, update_teacher, view_mean, with_neighbours
 from tesla_med.tta.base import METHODS, MethodParams, Scalars

@@ -14,7 +14,7 @@ import torch
 
 from tesla_med import losses
 from tesla_med.models.normalisation import batch_statistics
-from tesla_med.tta._shared.parameters import norm_affine
+from tesla_med.tta._mechanics.parameters import norm_affine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

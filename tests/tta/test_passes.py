@@ -8,7 +8,7 @@ import torch
 
 from tesla_med.models.base import norm_layers
 from tesla_med.models.unet import UNet
-from tesla_med.tta._shared.graphs import GraphPool
+from tesla_med.tta._mechanics.graphs import GraphPool
 from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta.base import MethodContext, make_method
 

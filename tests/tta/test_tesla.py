@@ -15,8 +15,8 @@ from tesla_med.models.base import norm_layers, to_model_range
 from tesla_med.models.normalisation import evenly_spaced
 from tesla_med.models.unet import UNet
 from tesla_med.tta import METHODS
+from tesla_med.tta._mechanics.parameters import clip_each
 from tesla_med.tta._shared.augmented import severity
-from tesla_med.tta._shared.parameters import clip_each
 from tesla_med.tta._shared.passes import activations
 from tesla_med.tta._shared.teacher import weak_view_thetas
 

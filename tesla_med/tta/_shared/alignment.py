@@ -16,10 +16,10 @@ from tesla_med.config.models import Section
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.models.base import Network
 from tesla_med.models.moments import SourceStatistics
+from tesla_med.tta._mechanics.parameters import all_but_head
 from tesla_med.tta._shared.features import sampled
 from tesla_med.tta._shared.gaussians import Moments
 from tesla_med.tta._shared.learner import Learner
-from tesla_med.tta._shared.parameters import all_but_head
 from tesla_med.tta.base import MethodContext, TTAMethod
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import batch_statistics
+from tesla_med.tta._mechanics.graphs import Graph, GraphPool
 from tesla_med.tta._shared.features import head_features
-from tesla_med.tta._shared.graphs import Graph, GraphPool
 
 Logits = Callable[[nn.Module, Tensor], Tensor]
 

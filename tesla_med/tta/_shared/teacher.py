@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
-from tesla_med.tta._shared.execution import Execution
+from tesla_med.tta._mechanics.execution import Execution
 
 M = TypeVar("M", bound=nn.Module)
 Flip = Literal["first", "last", "both", "none"]

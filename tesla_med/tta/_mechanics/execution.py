@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tesla_med.models.base import Network, to_model_range
 from tesla_med.models.moments import SourceStatistics
 from tesla_med.models.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
-from tesla_med.tta._shared.graphs import GraphPool
+from tesla_med.tta._mechanics.graphs import GraphPool
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,369 @@
+"""Every option of every command, over every task: it does what it says, or it is refused by name.
+
+The options come from the command line itself: a new one without an entry here fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import small_site as small
+import tile_site
+import typer.main
+import yaml
+
+from tesla_med.cli.app import app, run
+from tesla_med.config.files import load_pipeline
+from tesla_med.tasks.base import TASKS
+from tesla_med.training.measure import compute_statistics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OF_NO_TASK = {"tensorboard", "list", "sites list", "sites show"}
+SHORT = ("reports=[table]", "train.steps=2", "train.validate_every=1")
+
+
+@dataclass
+class Place:
+    """A site of one task: data, weights, a finished run, all below one folder."""
+
+    folder: Path
+    task: str
+    pipeline: str
+    settings: tuple[str, ...]
+
+    def sets(self, *more):
+        return [word for text in (*self.settings, *more) for word in ("--set", text)]
+
+    def base(self, command, out):
+        """Return the words of the shortest useful line of a command."""
+        data = ["--volumes", "nii", "--device", "cpu"]
+        known = {
+            "adapt": ["--site", f"{self.pipeline}/X", *data, "--weights", "w/source.safetensors"],
+            "predict": ["--site", f"{self.pipeline}/X", *data, "--weights", "w/source.safetensors"],
+            "train": ["--pipeline", self.pipeline, "--sites", "X", *data],
+            "statistics": ["--pipeline", self.pipeline, "--sites", "X", *data, "--weights", "w/source.safetensors"],
+            "compare": ["--pipeline", self.pipeline, "--sites", "X", *data, "--weights", "w/source.safetensors"],
+            "evaluate": ["--predictions", "done", "--references", "nii"],
+            "rollback": [out, "--to-case", "source"],
+            "sites check": [f"{self.pipeline}/X", "--volumes", "nii"],
+            "demo": ["--device", "cpu"],
+        }[command]
+        if command in ("adapt", "predict", "train", "compare"):
+            known = [*known, "--out", out]
+        if command == "statistics":
+            known = [*known, "--out", f"{out}.statistics.safetensors"]
+        if command == "adapt":
+            known = [*known, "--method", "source"]
+        if command == "compare":
+            known = [*known, "--methods", "source", "--seeds", "1"]
+        takes_settings = command in ("adapt", "predict", "train", "statistics", "compare", "sites check")
+        return [*command.split(), *known, *(self.sets() if takes_settings else [])]
+
+
+def make_place(folder, task):
+    """Write a site X with data, quickly trained weights with statistics, and a finished run."""
+    folder.mkdir()
+    if task == "segmentation":
+        small.make_volumes(folder / "nii", 2)
+        weights = small.weights_with_statistics(folder)
+        place = Place(folder, task, "prostate", (*small.SMALL, *small.FEW, *SHORT))
+        site = small.site()
+    else:
+        tile_site.make_tiles(folder / "nii", 3, seed=3, shift=0.6)
+        weights = tile_site.train_weights(folder)
+        place = Place(folder, task, "kather", (*tile_site.SMALL, *SHORT))
+        site = tile_site.site()
+    shutil.copytree(weights.parent, folder / "w", dirs_exist_ok=True)
+    weights = folder / "w" / weights.name
+    for suffix in (".safetensors", ".json"):
+        path = weights.with_suffix(suffix)
+        if path.stem != "source":
+            shutil.copy(path, path.with_stem("source"))
+    config = load_pipeline(place.pipeline, place.settings)
+    compute_statistics(folder / "w" / "source.safetensors", config, [site], folder / "nii", device="cpu")
+    content = site.model_dump(mode="json", exclude={"id", "pipeline"}, exclude_defaults=True)
+    target = folder / "site_configs" / place.pipeline / "X.yaml"
+    target.parent.mkdir(parents=True)
+    target.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def places(one_thread, tmp_path_factory):
+    made = {task: make_place(tmp_path_factory.mktemp("places") / task, task) for task in TASKS.names()}
+    for place in made.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place.folder)
+            assert run([*place.base("adapt", "done"), "--method", "bn"]) == 0
+    return made
+
+
+# ------------------------------------------------------------ what each option does
+
+
+def record(out):
+    return json.loads(Path(out, "run.json").read_text(encoding="utf-8"))
+
+
+def setting(*keys):
+    def value(case):
+        found = record(case.out)["settings"]
+        for key in keys:
+            found = found[key]
+        return found
+
+    return value
+
+
+def is_(get, wanted):
+    return lambda case: get(case) == wanted
+
+
+def exists(name):
+    return lambda case: bool(list(Path(case.out).glob(name)))
+
+
+@dataclass
+class Case:
+    """What one line gave."""
+
+    out: str
+    code: int
+    said: str
+    errors: str
+    place: Place
+
+
+def prints_json(case):
+    return isinstance(json.loads(case.said), dict)
+
+
+def says_nothing(case):
+    return case.said == "" and case.errors == ""
+
+
+def works(case):
+    return case.code == 0
+
+
+REFUSED = "refused"
+ONLY_VOLUMES = {"classification": REFUSED}
+COMMON = {
+    "--quiet": ([], says_nothing),
+    "--verbose": ([], works),
+    "--json": ([], prints_json),
+}
+ADAPT = {
+    **COMMON,
+    "--site": ([], is_(setting("site", "id"), "X")),
+    "--volumes": ([], works),
+    "--pipeline": (["{pipeline}"], lambda case: setting("pipeline", "name")(case) == case.place.pipeline),
+    "--weights": (["w/source.safetensors"], lambda case: record(case.out)["weights"] == "source.safetensors"),
+    "--statistics": (
+        ["w/source.statistics.safetensors", "--method", "ttt_pp", "--protocol", "Y-O"],
+        lambda case: record(case.out)["statistics"]["file"] == "source.statistics.safetensors",
+    ),
+    "--method": (["bn"], is_(setting("method"), "bn")),
+    "--protocol": (["N-M", "--method", "bn"], is_(setting("protocol"), "N-M")),
+    "--out": ([], exists("run.json")),
+    "--seed": (["3"], is_(setting("seed"), 3)),
+    "--device": (["cpu"], is_(setting("device"), "cpu")),
+    "--reset": (["never"], is_(setting("reset"), "never")),
+    "--guard": ([], is_(setting("pipeline", "guard", "enabled"), True), ONLY_VOLUMES),
+    "--no-guard": ([], is_(setting("pipeline", "guard", "enabled"), False)),
+    "--save-probs": ([], exists("probs/*.nii.gz"), ONLY_VOLUMES),
+    "--save-uncertainty": ([], exists("uncertainty/*.nii.gz"), ONLY_VOLUMES),
+    "--resume": ([], exists("run.json")),
+    "--overwrite": ([], exists("run.json")),
+    "--dry-run": ([], lambda case: case.code == 0 and not Path(case.out).exists()),
+    "--set": (["predict_batch=5"], is_(setting("pipeline", "predict_batch"), 5)),
+}
+TABLE = {
+    "adapt": ADAPT,
+    "predict": {
+        key: ADAPT[key]
+        for key in (
+            *COMMON,
+            *("--site", "--volumes", "--pipeline", "--weights", "--out", "--device", "--overwrite", "--set"),
+        )
+    },
+    "train": {
+        **COMMON,
+        "--pipeline": (["{pipeline}"], exists("source.safetensors")),
+        "--sites": (["X"], exists("source.safetensors")),
+        "--volumes": ([], exists("train.json")),
+        "--out": ([], exists("source.json")),
+        "--width": (
+            ["{width}"],
+            lambda case: json.loads(Path(case.out, "source.json").read_text())["model"]["params"]["width"]
+            == (4 if case.place.task == "segmentation" else 1),
+        ),
+        "--steps": (["1"], lambda case: json.loads(Path(case.out, "train.json").read_text())["steps"] == 1),
+        "--seed": (["5"], lambda case: json.loads(Path(case.out, "train.json").read_text())["settings"]["seed"] == 5),
+        "--device": (["cpu"], lambda case: json.loads(Path(case.out, "train.json").read_text())["device"] == "cpu"),
+        "--resume": ([], exists("last.pt")),
+        "--overwrite": ([], exists("source.safetensors")),
+        "--set": (
+            ["train.batch_size=3"],
+            lambda case: json.loads(Path(case.out, "train.json").read_text())["settings"]["pipeline"]["train"][
+                "batch_size"
+            ]
+            == 3,
+        ),
+    },
+    "statistics": {
+        **COMMON,
+        **{
+            key: (words, lambda case: Path(f"{case.out}.statistics.safetensors").is_file())
+            for key, words in {
+                "--weights": [],
+                "--sites": ["X"],
+                "--volumes": [],
+                "--pipeline": ["{pipeline}"],
+                "--out": [],
+                "--device": ["cpu"],
+                "--set": ["predict_batch=5"],
+            }.items()
+        },
+    },
+    "evaluate": {
+        **COMMON,
+        "--predictions": ([], works),
+        "--references": (["nii"], works),
+        "--out": (["{out}"], exists("summary.json")),
+        "--strict": ([], works),
+        "--empty": (["one"], works, ONLY_VOLUMES),
+    },
+    "compare": {
+        **COMMON,
+        "--volumes": ([], exists("comparison.csv")),
+        "--pipeline": (["{pipeline}"], exists("comparison.csv")),
+        "--sites": (["X"], exists("cells/X/*")),
+        "--methods": (["bn"], exists("cells/X/bn-N-O")),
+        "--protocols": (["N-M", "--methods", "bn"], exists("cells/X/bn-N-M")),
+        "--seeds": (["1"], exists("cells/X/source-N-O/seed-0")),
+        "--first-seed": (["2"], exists("cells/X/source-N-O/seed-2")),
+        "--table": (["{table}"], exists("comparison.csv")),
+        "--baseline": (["source"], exists("comparison.csv")),
+        "--weights": (["w/source.safetensors"], exists("comparison.csv")),
+        "--statistics": (
+            ["w/source.statistics.safetensors", "--methods", "ttt_pp", "--protocols", "Y-O"],
+            exists("cells/X/ttt_pp-Y-O"),
+        ),
+        "--out": ([], exists("cells.json")),
+        "--device": (["cpu"], exists("comparison.csv")),
+        "--reset": (["never"], exists("comparison.csv")),
+        "--guard": ([], exists("comparison.csv"), ONLY_VOLUMES),
+        "--resume": ([], exists("comparison.csv")),
+        "--set": (["predict_batch=5"], exists("comparison.csv")),
+    },
+    "rollback": {
+        "--quiet": ([], says_nothing),
+        "--json": ([], prints_json),
+        "--to-case": (["source"], lambda case: record(case.out)["rolled_back"]["to_case"] == 0),
+    },
+    "sites check": {
+        "--json": ([], prints_json),
+        "--volumes": ([], works),
+        "--set": (["site.terms=mine"], works),
+    },
+    "demo": None,  # its options are those of its one run: tests/demo/test_demo.py
+}
+
+
+def commands():
+    found = {}
+
+    def walk(command, words):
+        for name, item in getattr(command, "commands", {}).items():
+            walk(item, (*words, name))
+        if not hasattr(command, "commands"):
+            found[" ".join(words)] = command
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+def options(command):
+    """Yield the long names of a command's options, both of a pair."""
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            names = [*parameter.opts, *parameter.secondary_opts]
+            yield from (name for name in names if name.startswith("--") and name != "--help")
+
+
+EVERY = [
+    (name, option, task)
+    for name, command in commands().items()
+    if name not in OF_NO_TASK and TABLE.get(name, {}) is not None
+    for option in options(command)
+    for task in TASKS.names()
+]
+
+
+def test_every_command_has_its_options_here():
+    for name, command in commands().items():
+        if name not in OF_NO_TASK and TABLE[name] is not None:
+            assert set(TABLE[name]) == set(options(command)), name
+
+
+def without(words, option):
+    """Return a line without an option and its value, as it is given anew."""
+    if option not in words:
+        return words
+    place = words.index(option)
+    return [*words[:place], *words[place + 2 :]]
+
+
+def drop_empty_sets(words):
+    """Return a line without ``--set`` that has lost its value."""
+    return [
+        word
+        for place, word in enumerate(words)
+        if word != "--set" or (place + 1 < len(words) and "=" in words[place + 1])
+    ]
+
+
+@pytest.mark.parametrize(("command", "option", "task"), EVERY)
+def test_an_option_is_honoured_or_refused(places, tmp_path, monkeypatch, capsys, command, option, task):
+    place = places[task]
+    monkeypatch.chdir(place.folder)
+    given, check, *refused = TABLE[command][option]
+    out = str(tmp_path / "out")
+    table = tmp_path / "table.yaml"
+    rows = [{"label": "source", "method": "source"}]
+    content = {"title": "One row", "pipeline": place.pipeline, "sites": ["X"], "rows": rows, "seeds": 1}
+    table.write_text(yaml.safe_dump(content), encoding="utf-8")
+    width = "4" if task == "segmentation" else "1"
+    fill = {"pipeline": place.pipeline, "out": out, "table": str(table), "width": width}
+    base = place.base(command, out)
+    if command == "rollback":
+        shutil.copytree("done", out)
+    if option in ("--resume", "--overwrite"):
+        assert run(base) == 0
+    capsys.readouterr()
+    words = [word.format(**fill) for word in given]
+    repeated = {word for word in words if word.startswith("--")} | ({option} if words else set())
+    for name in repeated - {"--set"}:
+        base = without(base, name)
+    if option == "--table":
+        for name in ("--pipeline", "--sites", "--methods", "--seeds"):
+            base = without(base, name)
+    own = {"--width": "model.params.width=", "--steps": "train.steps="}.get(option)
+    if own:  # --set has the last word
+        base = drop_empty_sets([word for word in base if not word.startswith(own)])
+    line = [*base, option, *words] if words or option not in base else base
+    code = run(line)
+    said = capsys.readouterr()
+    case = Case(out, code, said.out, said.err, place)
+    if refused and refused[0].get(task) == REFUSED:
+        assert code == 2
+        assert option in said.err
+        assert not Path(out).exists()
+        return
+    assert code == 0, said.err
+    assert check(case), said.out + said.err
