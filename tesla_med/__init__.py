@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "adapt_site": "tesla_med.adapt",
-    "SiteResult": "tesla_med.types",
+    "SiteResult": "tesla_med.records",
     "predict": "tesla_med.actions.predict",
     "evaluate": "tesla_med.actions.evaluate",
     "train_source": "tesla_med.training.train",
@@ -28,8 +28,8 @@ _PUBLIC = {
     "load_site": "tesla_med.config.files",
     "PipelineConfig": "tesla_med.config.models",
     "SiteConfig": "tesla_med.config.models",
-    "CaseResult": "tesla_med.types",
-    "ClassScore": "tesla_med.types",
+    "CaseResult": "tesla_med.records",
+    "ClassScore": "tesla_med.records",
     "TeslaMedError": "tesla_med.errors",
 }
 
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from tesla_med.config.models import SiteConfig as SiteConfig
     from tesla_med.demo.demo import run_demo as run_demo
     from tesla_med.errors import TeslaMedError as TeslaMedError
+    from tesla_med.records import CaseResult as CaseResult
+    from tesla_med.records import ClassScore as ClassScore
+    from tesla_med.records import SiteResult as SiteResult
     from tesla_med.training.measure import compute_statistics as compute_statistics
     from tesla_med.training.train import train_source as train_source
-    from tesla_med.types import CaseResult as CaseResult
-    from tesla_med.types import ClassScore as ClassScore
-    from tesla_med.types import SiteResult as SiteResult
 
 
 def __getattr__(name: str) -> Any:

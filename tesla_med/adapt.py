@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from tesla_med.errors import OutputError
 from tesla_med.io.files import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
+from tesla_med.records import SiteResult
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.resuming import Ledger
 from tesla_med.scoring.text import counted
-from tesla_med.types import Carry, Failure, Progress, Ref, SiteResult, Unit, Verdict
+from tesla_med.types import Carry, Failure, Progress, Ref, Unit, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ def run_plan(
 
     Args:
         plan: what to do.
-        resume: go on with an interrupted run.
+        resume: as in :func:`adapt_site`, like the next two.
         overwrite: replace an earlier run.
         progress: called as the work goes on.
         carry: the method starts from its state, and leaves its own there.
@@ -139,7 +141,7 @@ class _Run:
 
     def execute(self, resume: bool) -> SiteResult:
         """Do every unit that is not done, write the reports."""
-        saved = self.ledger.take_over(self._intact) if resume else None
+        saved = self.ledger.take_over(partial(self.task.intact, self.folder)) if resume else None
         if saved is not None:
             self.driver.load_state_dict(saved.cursor["driver"])
             self.method.load_state_dict(saved.state | {"generators": saved.cursor["generators"]})
@@ -155,9 +157,6 @@ class _Run:
                 self.reports.unit(records, None)
             self._work(todo)
             return self._finish()
-
-    def _intact(self, ref: Ref, records: Sequence[Any], digest: str) -> bool:
-        return self.task.intact(self.folder, ref, records, digest)
 
     def _work(self, todo: Sequence[Ref]) -> None:
         task, ledger, stage = self.task, self.ledger, f"{self.task.item}s"
@@ -198,11 +197,11 @@ class _Run:
         plan, seconds = self.plan, time.perf_counter() - start
         records = [item.of_run(plan.method, plan.protocol, plan.seed, seconds) for item in records]
         self.ledger.done(ref.name, records, loaded.sha256 if isinstance(loaded, Unit) else "")
+        moving = self.driver.case_by_case
         moved = any(item.status not in ("failed", "collapsed", "blank") for item in records)
-        if self.task.links and not self.independent and self.driver.case_by_case and moved:
+        if self.task.links and not self.independent and moving and moved:
             self._save(self.folder.after(ref.name), ref.name)
-        changed = self.driver.case_by_case
-        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=changed)
+        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=moving)
         self.reports.unit(records, view)
 
     def _save(self, path: Path, name: str, images: Any = None, verdict: Verdict | None = None) -> None:
@@ -211,18 +210,14 @@ class _Run:
         if predict and not self.task.joins:  # a batch's own statistics: batches must be as large
             predict["batch_slices"] = method.params.batch_slices
         seen = list(self.ledger.records) if images is None else [name]
-        about: dict[str, Any] = {"updates": method.steps, "predict": predict}
-        about["share"] = 1.0 if verdict is None else verdict.share
+        share = 1.0 if verdict is None else verdict.share
         with self.predict.deployed(images, verdict) as network:
-            self.chain.save(path, network, name, seen, **about)
+            self.chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
 
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
-        diverged, units, notes = (
-            self.ledger.count(lambda item: NOT_FINITE in item.reason),
-            len(plan.refs),
-            plan.notes,
-        )
+        units, notes = len(plan.refs), plan.notes
+        diverged = self.ledger.count(lambda item: NOT_FINITE in item.reason)
         if diverged:
             notes += (f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}",)
         files = self.reports.finish(results, self.progress)
@@ -231,6 +226,3 @@ class _Run:
         self.folder.states.clear()
         outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
         return SiteResult(*outcome, metric=task.metric, diverged=diverged, units=units)
-
-
-__all__ = ["Progress", "SiteResult", "adapt_site", "run_plan"]

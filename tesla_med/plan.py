@@ -301,6 +301,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     from tesla_med.models.base import default_device
     from tesla_med.models.loading import load_model
     from tesla_med.models.statistics import statistics_for
+    from tesla_med.tta.base import choose_protocol
 
     device = default_device(request.device)
     site, given = resolved.site, resolved.pipeline
@@ -334,29 +335,6 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         reports=_reports(task),
         statistics=statistics_for(protocol, path, digest, loaded.pipeline, request.statistics),
     )
-
-
-def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> Protocol:
-    """Return the protocol of a run.
-
-    Args:
-        method: name of a method.
-        asked: what the user said; None: the pipeline's, or where the method has only the other of N and Y,
-            that with the same number of passes.
-        default: the pipeline's.
-
-    Raises:
-        ConfigError: the method is not there, or does not have the protocol.
-    """
-    from tesla_med.tta.base import METHODS
-
-    known = METHODS.get(method).protocols
-    wanted = asked or default
-    if asked is None and wanted not in known:
-        wanted = next((item for item in known if item[-1] == default[-1]), wanted)
-    if wanted not in known:
-        raise ConfigError(f"method {method!r} has no protocol {wanted!r}. Known: {', '.join(known)}.")
-    return wanted
 
 
 def _reports(task: Task) -> tuple[str, ...]:

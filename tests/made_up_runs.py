@@ -13,10 +13,11 @@ from tesla_med.config.models import (
     Scanner,
     SiteConfig,
 )
+from tesla_med.records import CaseResult
 from tesla_med.reports.base import RunContext
 from tesla_med.scoring.areas import calibration_region, count_case
 from tesla_med.scoring.metrics import score_case
-from tesla_med.types import CaseResult, CaseView
+from tesla_med.types import CaseView
 
 SPACING = (0.8, 0.8, 3.0)
 SHAPE = (56, 64, 12)
@@ -141,8 +142,8 @@ def tile_context(out, classes=4, notes=()):
     import tile_site
 
     from tesla_med.config.files import load_pipeline
+    from tesla_med.records import TileResult
     from tesla_med.scoring.classes import class_counts
-    from tesla_med.types import TileResult
 
     pipeline = load_pipeline("kather")
     pipeline = pipeline.model_copy(update={"classes": pipeline.classes[:classes]})
@@ -163,7 +164,7 @@ def tile_context(out, classes=4, notes=()):
 
 def tile(run, number, *, shift=0, referenced=True, name=None):
     """Return the record of one tile; with ``shift`` the predicted class is another than the label."""
-    from tesla_med.types import TileResult
+    from tesla_med.records import TileResult
 
     names = [item.name for item in run.pipeline.classes]
     label = number % len(names)
@@ -176,6 +177,6 @@ def tile(run, number, *, shift=0, referenced=True, name=None):
 
 
 def failed_tile(name="TUM/90.png", reason="TUM/90.png: truncated or damaged"):
-    from tesla_med.types import TileResult
+    from tesla_med.records import TileResult
 
     return TileResult(name, "failed", "source", reason)

@@ -8,7 +8,8 @@ from pathlib import Path
 from tesla_med.adapt import run_plan
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.plan import RunRequest, make_plan
-from tesla_med.types import Progress, SiteResult
+from tesla_med.records import SiteResult
+from tesla_med.types import Progress
 
 
 def predict(

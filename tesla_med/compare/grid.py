@@ -7,7 +7,6 @@ written after their masks are final; calibration of volumes is counted here, ove
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
 from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
-from tesla_med.io.files import atomic_path, output_lock, sha256, write_json
+from tesla_med.io.files import output_lock, sha256, write_json
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
@@ -299,17 +298,10 @@ class _Grid:
         )
         joined = {key: joined_bins(items) for key, items in bins.items()}
         summary = replace(summary, reliability=joined)
-        path = self.out / "comparison.csv"
-        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, metric.columns)
-            writer.writeheader()
-            writer.writerows(
-                {name: "" if row[name] is None else row[name] for name in metric.columns} for row in rows
-            )
-        from tesla_med.compare.report import write_report
+        from tesla_med.compare.report import write_report, write_rows
 
-        more = self._figures()
-        files = [path, *write_report(self.out, self.table, summary, rows, self.problems, more)]
+        path = write_rows(self.out / "comparison.csv", metric.columns, rows)
+        files = [path, *write_report(self.out, self.table, summary, rows, self.problems, self._figures())]
         progress("tables", 1, 1)
         return files, summary
 

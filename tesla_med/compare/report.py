@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ TILE_NOTES = (
     "the share of seeds that were right) are against the baseline, paired by tile. Harmed: tiles that are "
     "right less often. ECE: over all labelled tiles, the first seed, mean over sites. Not a medical device."
 )
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the tidy rows as CSV, blank where there is no value, and return the path."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows({name: "" if row[name] is None else row[name] for name in columns} for row in rows)
+    return path
 
 
 def write_report(

@@ -57,8 +57,8 @@ class Files(Section):
 
     An extension in a pattern stands for every format that can be read. The text that the
     last ``*`` matches onward from the start of the name is the case key: ``Case*.nii.gz``
-    and ``*_segmentation.nii.gz`` meet in ``Case07`` for ``Case07_segmentation.nii.gz``. The channels of a case
-    (T2 and ADC, say) meet in the same way, the first gives the grid.
+    and ``*_segmentation.nii.gz`` meet in ``Case07`` for ``Case07_segmentation.nii.gz``. The channels
+    of a case (T2 and ADC, say) meet in the same way, the first gives the grid.
     """
 
     image: tuple[str, ...] = Field(

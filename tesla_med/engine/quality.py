@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tesla_med.config.models import QualityConfig
-from tesla_med.types import CaseResult, ClassScore
+from tesla_med.records import CaseResult, ClassScore
 
 GAMMAS = (0.7, 1.4)
 SUPPORT = "support_{}"

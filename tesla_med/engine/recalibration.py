@@ -157,8 +157,8 @@ def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> T
 
     Args:
         probs: (N, L, H, W) in [0, 1], summing to 1 over L, of the images as they are.
-        styled_masks: K >= 1 masks (N, H, W) of class indices 0 to L - 1, of the same slices, same pixels, after
-            a change of style (contrast, gamma) that leaves the anatomy in its place.
+        styled_masks: K >= 1 masks (N, H, W) of class indices 0 to L - 1, of the same slices and pixels,
+            after a change of style (contrast, gamma) that leaves the anatomy in its place.
 
     Returns:
         The temperature and what it was chosen from. T is 1 where nothing can be chosen: no

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import hashlib
-import io
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -105,22 +103,6 @@ def write_json(path: Path, obj: Any) -> None:
     except (TypeError, ValueError) as error:
         raise OutputError(f"{path}: the content cannot be written as JSON: {error}") from error
     write_text(path, text + "\n")
-
-
-def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return comma-separated text with a header; None is blank, floats have 6 significant digits."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _cell(row[key]) for key in columns})
-    return stream.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def sha256(path: Path) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
-from tesla_med.types import CaseResult, CaseView, Progress
+from tesla_med.types import CaseView, Progress
 
 REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports", "tesla_med.reports")
 REPORT_FOLDER = "report"

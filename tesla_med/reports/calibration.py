@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import PipelineConfig
+from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports.base import REPORTS, Report, RunContext, counts_of
 from tesla_med.scoring.areas import BOUNDARY_WIDTH
 from tesla_med.scoring.calibration import ALL_CLASSES, MODELS
 from tesla_med.scoring.summary import merge, summarise
-from tesla_med.types import CaseResult, TileResult
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
 REGION = "calibration region"

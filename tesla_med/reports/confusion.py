@@ -10,10 +10,10 @@ import numpy as np
 
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import write_bytes
+from tesla_med.records import TileResult
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.reports.drawing import INK, png_of
 from tesla_med.scoring.classes import class_figures
-from tesla_med.types import TileResult
 
 
 @REPORTS.register("confusion")

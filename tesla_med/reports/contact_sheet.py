@@ -13,10 +13,10 @@ from tesla_med.config.models import PipelineConfig
 from tesla_med.errors import DataError
 from tesla_med.io.files import write_bytes
 from tesla_med.io.tiles import read_tile
+from tesla_med.records import TileResult
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.drawing import INK, WRONG
 from tesla_med.scoring.score import normalised_entropy
-from tesla_med.types import TileResult
 
 SHOWN, COLUMNS = 24, 6
 THUMBNAIL, GAP, LINE, TEXT = 150, 10, 32, 12  # pixels

@@ -10,14 +10,15 @@ from typing import Any
 
 from tesla_med.config.models import LabelClass
 from tesla_med.engine.quality import audit, pairs
-from tesla_med.reports import _content
+from tesla_med.records import CaseResult, TileResult
+from tesla_med.reports import _content, _run_content
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.reports.drawing import data_uri
 from tesla_med.reports.quality import scatter_png
 from tesla_med.reports.tile_pictures import tile_pictures
 from tesla_med.scoring.metrics import dice
-from tesla_med.types import CaseResult, CaseView, TileResult
+from tesla_med.types import CaseView
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,10 @@ class CasePage:
             quality=run.pipeline.quality,
             audit=audit(results),
             scatter=data_uri(scatter_png(results), "image/png") if pairs(results) else None,
-            calibration=_content.calibration_rows(calibration, run.pipeline.classes),
+            calibration=_run_content.calibration_rows(calibration, run.pipeline.classes),
             diagram=None if diagram is None else data_uri(diagram, "image/png"),
-            settings=_content.settings(run),
-            blank=_content.BLANK,
+            settings=_run_content.settings(run),
+            blank=_run_content.BLANK,
         )
         return page
 
@@ -201,4 +202,4 @@ def _titles(view: CaseView, axis: int, index: int, run: RunContext) -> dict[str,
 
 def _slice_dice(truth: Any, mask: Any, classes: Sequence[LabelClass]) -> str:
     scores = [dice(truth == item.value, mask == item.value) for item in classes]
-    return " / ".join(_content.NOT_APPLICABLE if score is None else f"{score:.2f}" for score in scores)
+    return " / ".join(_run_content.NOT_APPLICABLE if score is None else f"{score:.2f}" for score in scores)

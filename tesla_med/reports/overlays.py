@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tesla_med.config.models import LabelClass
 from tesla_med.io.nifti import axis_directions
-from tesla_med.scoring.metrics import bounding_box
+from tesla_med.scoring.grids import bounding_box
 from tesla_med.types import CaseView, IntArray
 
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))  # positive and negative end of each RAS+ axis

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.io.files import write_json, write_text
+from tesla_med.records import TileResult
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.scoring.classes import class_figures
 from tesla_med.scoring.score import normalised_entropy
-from tesla_med.types import TileResult
 
 TABLE = "predictions.csv"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.engine.quality import audit, needs_review, pairs
+from tesla_med.records import CaseResult
 from tesla_med.reports.base import REPORTS, Report
-from tesla_med.types import CaseResult
 
 INK = "#27313d"
 MARKERS = "osD^vP*X"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tesla_med.records import CaseResult, ClassScore, TileResult
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.scoring.metrics import figure_columns
 from tesla_med.scoring.tables import TILE_COLUMNS
-from tesla_med.types import CaseResult, ClassScore, TileResult
 
 CASE = ("case", "site", "method", "protocol", "seed")
 OUTCOME = ("used", "status", "share", "reason")
@@ -35,7 +35,8 @@ class TableReport(Report):
 
     def finish(self, results: Sequence[Any]) -> list[Path]:
         """Write the table; failed cases have rows too, with blank figures."""
-        from tesla_med.io.files import to_csv, write_text
+        from tesla_med.io.files import write_text
+        from tesla_med.io.tables import to_csv
 
         path = self.run.report_folder / "metrics.csv"
         if issubclass(self.run.kind, TileResult):

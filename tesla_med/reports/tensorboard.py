@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.scoring.metrics import figure_columns
-from tesla_med.types import CaseResult, CaseView, TileResult
+from tesla_med.types import CaseView
 
 FOLDER = "tensorboard"
 

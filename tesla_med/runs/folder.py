@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, TEMPORARY, write_json
+from tesla_med.records import ItemResult
 from tesla_med.runs.state import StateStore
-from tesla_med.types import ItemResult
 
 RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"

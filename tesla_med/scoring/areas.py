@@ -22,7 +22,7 @@ from tesla_med.scoring.calibration import (
     count_flat,
     count_predicted,
 )
-from tesla_med.scoring.metrics import bounding_box
+from tesla_med.scoring.grids import bounding_box
 from tesla_med.types import BoolArray, IntArray
 
 SLAB_VOXELS = 1 << 22

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.config.models import PipelineConfig
+from tesla_med.records import TileResult
 from tesla_med.scoring import calibration
 from tesla_med.scoring.summary import merge, summarise
-from tesla_med.types import TileResult
 
 MODELS = calibration.MODELS
 

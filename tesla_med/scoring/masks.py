@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,32 +11,13 @@ import numpy as np
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError, GeometryError
-from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, check_labels, field_diagonal, measure
+from tesla_med.io.masks import find_masks
+from tesla_med.records import Measured
+from tesla_med.scoring.grids import check_labels, field_diagonal
+from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, measure
 from tesla_med.scoring.text import decimals, percent
-from tesla_med.types import IntArray, Measured, Record
+from tesla_med.types import IntArray, Record
 
-SUFFIX_PARTS = frozenset(
-    (
-        "mask",
-        "masks",
-        "seg",
-        "segs",
-        "segmentation",
-        "segmentations",
-        "label",
-        "labels",
-        "labelmap",
-        "dseg",
-        "gt",
-        "groundtruth",
-        "truth",
-        "ref",
-        "reference",
-        "manual",
-        "pred",
-        "prediction",
-    )
-)
 LABELS_FILE = "labels.json"
 NOTHING = np.zeros((1, 1, 1), np.uint8)
 """A mask of no class."""
@@ -222,44 +202,6 @@ def evaluate_masks(
     return result
 
 
-def find_masks(folder: Path) -> dict[str, Path]:
-    """Return every image file below ``folder`` by :func:`mask_name`, hidden ones left out.
-
-    Raises:
-        DataError: no folder, no such file in it, or two files with one name.
-    """
-    from tesla_med.io.volumes import VOLUME_SUFFIXES
-
-    if not folder.is_dir():
-        what = "it is a file" if folder.exists() else "it does not exist"
-        raise DataError(f"{folder}: expected a folder of masks; {what}")
-    found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if hidden or not path.is_file() or not path.name.lower().endswith(VOLUME_SUFFIXES):
-            continue
-        name = mask_name(relative)
-        found[name] = _more_mask_like(found[name], path, name) if name in found else path
-    if not found:
-        raise DataError(f"{folder}: no mask found; looked for {', '.join(VOLUME_SUFFIXES)} in it and below")
-    return found
-
-
-def mask_name(relative: Path) -> str:
-    """Return the path without extension and trailing parts that only say "this is a mask".
-
-    Only whole parts between ``_``, ``-`` and ``.`` count: ``Case07_seg`` is Case07,
-    ``Case07_segment2`` and ``Unmasked`` stay as they are.
-    """
-    from tesla_med.io.volumes import stem
-
-    name = stem(relative)
-    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SUFFIX_PARTS:
-        name = match[1]
-    return (relative.parent / name).as_posix()
-
-
 def read_labels(path: Path) -> tuple[LabelClass, ...] | None:
     """Return the classes of a ``labels.json``, or None where there is none.
 
@@ -382,7 +324,8 @@ def _summarise(scores: Sequence[MaskScore]) -> dict[str, Any]:
 
 
 def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
-    from tesla_med.io.files import to_csv, write_json, write_text
+    from tesla_med.io.files import write_json, write_text
+    from tesla_med.io.tables import to_csv
 
     table, summary = out / "metrics.csv", out / "summary.json"
     rows = []
@@ -405,18 +348,6 @@ def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
     }
     write_json(summary, content)
     return result
-
-
-def _more_mask_like(first: Path, second: Path, name: str) -> Path:
-    """Return the one whose name says that it is a mask; refuse to choose between two of a kind."""
-    from tesla_med.io.volumes import stem
-
-    bare = [path for path in (first, second) if stem(path) == Path(name).name]
-    if len(bare) != 1:
-        raise DataError(
-            f"{first} and {second} are both {name!r}; keep one of them or use a folder for each kind"
-        )
-    return second if bare[0] == first else first
 
 
 def _unmatched(

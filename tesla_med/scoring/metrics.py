@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +23,10 @@ import numpy.typing as npt
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
+from tesla_med.records import ClassScore
 from tesla_med.registry import Registry
-from tesla_med.types import BoolArray, ClassScore, IntArray
+from tesla_med.scoring.grids import Doubles, check_labels, checked_spacing, paired, surface_distances
+from tesla_med.types import IntArray
 
 log = logging.getLogger(__name__)
 MICROLITRES_PER_ML = 1000.0
@@ -35,7 +36,6 @@ ROUNDING_MM = 1e-5
 """Voxel sizes of a header are rounded; this must not decide whether a distance is within a tolerance."""
 Empty = Literal["skip", "one"]
 """What counts where both masks are empty: nothing, or a Dice of 1."""
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class MaskPair:
 
     def __post_init__(self) -> None:
         if self.reference is not None:
-            _pair(self.reference, self.prediction)
+            paired(self.reference, self.prediction)
 
     @property
     def both(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -199,49 +199,11 @@ def dice(reference: npt.NDArray[Any], prediction: npt.NDArray[Any], empty: Empty
     Raises:
         DataError: the shapes differ.
     """
-    first, second = _pair(reference, prediction)
+    first, second = paired(reference, prediction)
     total = int(np.count_nonzero(first)) + int(np.count_nonzero(second))
     if not total:
         return 1.0 if empty == "one" else None
     return 2.0 * int(np.count_nonzero(first & second)) / total
-
-
-def surface_distances(
-    reference: npt.NDArray[Any],
-    prediction: npt.NDArray[Any],
-    spacing: Sequence[float],
-) -> tuple[Doubles, Doubles] | None:
-    """Return the distances from each surface to the nearest point of the other.
-
-    A surface is the set of mask voxels with a face neighbour outside the mask (or outside the
-    grid).
-
-    Args:
-        reference: (I, J, K) mask, non-zero inside.
-        prediction: (I, J, K) mask.
-        spacing: voxel size along each axis in mm.
-
-    Returns:
-        From prediction to reference, one number a surface voxel, and back; in mm, all >= 0. None where
-        either mask is empty.
-
-    Raises:
-        DataError: the shapes differ, or ``spacing`` is not one positive number an axis.
-    """
-    from monai.metrics.utils import get_edge_surface_distance
-    from torch import from_numpy
-
-    first, second = _pair(reference, prediction)
-    sizes = _checked_spacing(spacing, first.ndim)
-    if not first.any() or not second.any():
-        return None
-    box = bounding_box(first | second)
-    cropped = [from_numpy(np.pad(mask[box], 1)) for mask in (second, first)]
-    with warnings.catch_warnings():  # about an argument that MONAI passes to itself
-        warnings.simplefilter("ignore", FutureWarning)
-        _, distances, _ = get_edge_surface_distance(*cropped, spacing=sizes, symmetric=True)
-    there, back = (item.numpy().astype(np.float64) for item in distances)
-    return there, back
 
 
 def hd95(pair: MaskPair) -> float | None:
@@ -279,15 +241,6 @@ def surface_dice(pair: MaskPair, tolerance: float = SURFACE_TOLERANCE_MM) -> flo
     return float(np.count_nonzero(every <= tolerance + ROUNDING_MM) / every.size)
 
 
-def field_diagonal(shape: Sequence[int], spacing: Sequence[float]) -> float:
-    """Return the length in mm of the diagonal of a grid: no surface distance can be larger.
-
-    Raises:
-        DataError: ``spacing`` is not one positive number an axis.
-    """
-    return float(np.linalg.norm(np.multiply(shape, _checked_spacing(spacing, len(shape)))))
-
-
 def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float]) -> float:
     """Return the volume of the non-zero voxels in ml.
 
@@ -298,7 +251,7 @@ def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float]) -> float:
     Raises:
         DataError: ``spacing`` is not one positive number an axis.
     """
-    voxel = float(np.prod(_checked_spacing(spacing, mask.ndim)))
+    voxel = float(np.prod(checked_spacing(spacing, mask.ndim)))
     return int(np.count_nonzero(mask)) * voxel / MICROLITRES_PER_ML
 
 
@@ -398,29 +351,6 @@ def score_case(
     )
 
 
-def check_labels(mask: IntArray, known: Sequence[int], what: str) -> None:
-    """Check that ``mask`` holds no label but those ``known`` and 0.
-
-    Raises:
-        DataError: it does; the message names the labels.
-    """
-    unknown = sorted({int(value) for value in np.unique(mask)} - {0, *known})
-    if unknown:
-        raise DataError(
-            f"{what} holds label {', '.join(map(str, unknown))}, expected only"
-            f" {', '.join(map(str, sorted({0, *known})))}; map its values or correct the class list"
-        )
-
-
-def bounding_box(mask: npt.NDArray[Any]) -> tuple[slice, ...]:
-    """Return the smallest box around the non-zero voxels; empty slices where there are none."""
-    box = []
-    for axis in range(mask.ndim):
-        found = np.flatnonzero(mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis)))
-        box.append(slice(int(found[0]), int(found[-1]) + 1) if found.size else slice(0, 0))
-    return tuple(box)
-
-
 def _score_class(
     item: LabelClass,
     mask: IntArray,
@@ -429,7 +359,7 @@ def _score_class(
     spacing: Sequence[float],
     nominal: bool,
 ) -> ClassScore:
-    ours, source = _pair(mask == item.value, source_mask == item.value)
+    ours, source = paired(mask == item.value, source_mask == item.value)
     truth = None if reference is None else reference == item.value
     metrics = METRICS.in_order()
     values = measure(MaskPair(truth, ours, spacing), metrics, nominal)
@@ -443,16 +373,3 @@ def _score_class(
         voxels_source=int(np.count_nonzero(source)),
         voxels_reference=None if truth is None else int(np.count_nonzero(truth)),
     )
-
-
-def _pair(reference: npt.NDArray[Any], prediction: npt.NDArray[Any]) -> tuple[BoolArray, BoolArray]:
-    if reference.shape != prediction.shape:
-        raise DataError(f"masks to compare must have one shape, got {reference.shape} and {prediction.shape}")
-    return reference.astype(bool, copy=False), prediction.astype(bool, copy=False)
-
-
-def _checked_spacing(spacing: Sequence[float], axes: int) -> tuple[float, ...]:
-    sizes = tuple(float(step) for step in spacing)
-    if len(sizes) != axes or not all(np.isfinite(step) and step > 0 for step in sizes):
-        raise DataError(f"voxel size must be {axes} positive numbers in mm, got {list(spacing)}")
-    return sizes

@@ -16,8 +16,9 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference
+from tesla_med.records import CaseResult, ClassScore
 from tesla_med.scoring import areas, metrics
-from tesla_med.types import Case, CaseResult, ClassScore, IntArray, Prediction, Volume
+from tesla_med.types import Case, IntArray, Prediction, Volume
 
 log = logging.getLogger(__name__)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
-from tesla_med.io.patterns import fold
+from tesla_med.io.predictions import labels_of, read_predictions
 from tesla_med.scoring.calibration import count_items
 from tesla_med.scoring.classes import confusion_figures
 from tesla_med.scoring.summary import merge, summarise
@@ -21,9 +18,6 @@ from tesla_med.scoring.text import decimals, percent, some
 from tesla_med.types import Record
 
 TABLE = "predictions.csv"
-PREFIX = "p_"
-REQUIRED = ("tile", "prediction")
-SUM_TOLERANCE = 1e-3  # probabilities are written with six decimals
 TILE_COLUMNS = ("class", "tiles", "right", "accuracy", "accuracy_source")
 
 
@@ -126,18 +120,6 @@ class TileEvaluation(Record):
         return f"scored {self.scored} of {self.tiles} tiles"
 
 
-class _Table(Record):
-    """A table as read: one entry a row; class indices are -1 where a cell is empty."""
-
-    path: str
-    classes: tuple[str, ...]
-    tiles: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    prediction: tuple[int, ...]
-    source: tuple[int, ...] | None
-    probs: tuple[tuple[float, ...], ...]
-
-
 def is_tile_table(predictions: Path) -> bool:
     """Whether ``predictions`` is a CSV file, or the output folder of a run on tiles."""
     path = Path(predictions)
@@ -172,8 +154,8 @@ def evaluate_tiles(
     """
     path = Path(predictions)
     path = path / TABLE if path.is_dir() else path
-    table = _read_predictions(path)
-    labels, missing = _labels(table, path, references)
+    table = read_predictions(path)
+    labels, missing = labels_of(table, path, references)
     known = np.array([value >= 0 for value in labels])
     read = np.array([value >= 0 for value in table.prediction])
     scored = known & read
@@ -207,159 +189,6 @@ def evaluate_tiles(
     return result if out is None else _write(result, Path(out))
 
 
-# ------------------------------------------------------------ reading
-
-
-def _rows(path: Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns and rows of a CSV in which no tile comes twice."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected a CSV with columns {', '.join(needed)}")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle, strict=True)
-            columns = list(reader.fieldnames or [])
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from None
-    lacking = [name for name in needed if name not in columns]
-    if lacking:
-        raise DataError(
-            f"{path}: column {', '.join(lacking)} missing; expected {', '.join(needed)},"
-            f" found {', '.join(columns) or 'none'}"
-        )
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise DataError(f"{path}, line {number}: expected {len(columns)} cells as in the first line")
-    twice = [name for name, count in Counter(row["tile"] for row in rows).items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: tile {twice[0]!r} comes more than once ({len(twice)} such); keep one row")
-    if not rows:
-        raise DataError(f"{path}: no row below the column names; expected one a tile")
-    return columns, rows
-
-
-def _read_predictions(path: Path) -> _Table:
-    columns, rows = _rows(path, REQUIRED)
-    classes = tuple(name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX))
-    if len(classes) < 2:
-        raise DataError(
-            f"{path}: columns of probabilities missing; expected {PREFIX}<class> for each of two or more"
-            " classes"
-        )
-    probs, taken = [], []
-    for number, row in enumerate(rows, 2):
-        place = f"{path}, line {number}, tile {row['tile']!r}"
-        winner = _index(row["prediction"], classes, place, "prediction")
-        taken.append(winner)
-        cells = [row[PREFIX + name] for name in classes]
-        probs.append(_distribution(cells, place) if winner >= 0 else (float("nan"),) * len(classes))
-
-    def column(name: str) -> tuple[int, ...] | None:
-        if name not in columns:
-            return None
-        return tuple(
-            _index(row[name], classes, f"{path}, line {number}, tile {row['tile']!r}", name)
-            for number, row in enumerate(rows, 2)
-        )
-
-    return _Table(
-        path=str(path),
-        classes=classes,
-        tiles=tuple(row["tile"] for row in rows),
-        labels=column("label"),
-        prediction=tuple(taken),
-        source=column("source_prediction"),
-        probs=tuple(probs),
-    )
-
-
-def _index(text: str, classes: Sequence[str], place: str, column: str) -> int:
-    if not text.strip():
-        return -1
-    if text not in classes:
-        raise DataError(f"{place}: {column} {text!r} is no class; expected one of {', '.join(classes)}")
-    return classes.index(text)
-
-
-def _distribution(cells: Sequence[str], place: str) -> tuple[float, ...]:
-    try:
-        values = tuple(float(cell) for cell in cells)
-    except ValueError:
-        raise DataError(
-            f"{place}: probabilities must be numbers, got {', '.join(map(repr, cells))}"
-        ) from None
-    if not all(0 <= value <= 1 for value in values):
-        raise DataError(f"{place}: probabilities must lie in [0, 1], got {', '.join(cells)}")
-    if abs(sum(values) - 1) > SUM_TOLERANCE:
-        raise DataError(f"{place}: probabilities sum to {sum(values):.6g}; expected 1")
-    return values
-
-
-def _labels(table: _Table, path: Path, references: Path | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the class index of every row, -1 where there is none, and labelled tiles that have no row."""
-    if references is None:
-        if table.labels is None:
-            raise DataError(f"{path}: column label missing; give labels with --references")
-        return table.labels, ()
-    references = Path(references)
-    if references.is_dir():
-        truth = _folder_labels(references, table.classes, path.parent / "run.json")
-    else:
-        _, rows = _rows(references, ("tile", "label"))
-        truth = {}
-        for number, row in enumerate(rows, 2):
-            place = f"{references}, line {number}, tile {row['tile']!r}"
-            value = _index(row["label"], table.classes, place, "label")
-            if value >= 0:
-                truth[row["tile"]] = value
-    partner = _partners(table.tiles, truth)
-    found = set(partner.values())
-    labels = tuple(truth[partner[tile]] if tile in partner else -1 for tile in table.tiles)
-    return labels, tuple(sorted(name for name in truth if name not in found))
-
-
-def _partners(tiles: Sequence[str], truth: Mapping[str, int]) -> dict[str, str]:
-    """Return the labelled tile of each tile: the same path, else the same file name where it is unique."""
-    partner = {tile: tile for tile in tiles if tile in truth}
-    ours, theirs = (
-        Counter(PurePosixPath(name).name for name in names if name not in partner) for names in (tiles, truth)
-    )
-    by_name = {PurePosixPath(name).name: name for name in truth if name not in partner}
-    for tile in tiles:
-        name = PurePosixPath(tile).name
-        if tile not in partner and ours[name] == 1 and theirs[name] == 1:
-            partner[tile] = by_name[name]
-    return partner
-
-
-def _folder_labels(folder: Path, classes: Sequence[str], record: Path) -> dict[str, int]:
-    from tesla_med.io.tiles import find_tiles
-
-    folders = {name: place for place, name in enumerate(classes)} | _site_folders(record, classes)
-    present = [item for item in folder.iterdir() if item.is_dir()]
-    if not {fold(item.name) for item in present} & {fold(name) for name in folders}:
-        raise DataError(
-            f"{folder}: no sub-folder of a class; expected {', '.join(folders)}; found"
-            f" {', '.join(sorted(item.name for item in present)[:6]) or 'none'}"
-        )
-    tiles = find_tiles(folder, folders)
-    return {name: int(label) for name, label in zip(tiles.names, tiles.labels, strict=True)}
-
-
-def _site_folders(record: Path, classes: Sequence[str]) -> dict[str, int]:
-    """Return the folders of the site that a run was made for, from its ``run.json``; empty without one."""
-    try:
-        settings = json.loads(record.read_text(encoding="utf-8"))["settings"]
-        names = {item["value"]: item["name"] for item in settings["pipeline"]["classes"]}
-        pairs = [(folder, names[value]) for folder, value in settings["site"]["tiles"].items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return {folder: classes.index(name) for folder, name in pairs if name in classes}
-
-
-# ------------------------------------------------------------ scoring
-
-
 def _scores(
     index: npt.NDArray[np.int64],
     winners: npt.NDArray[np.int64],
@@ -383,7 +212,8 @@ def _calibration(
 
 
 def _write(result: TileEvaluation, out: Path) -> TileEvaluation:
-    from tesla_med.io.files import to_csv, write_json, write_text
+    from tesla_med.io.files import write_json, write_text
+    from tesla_med.io.tables import to_csv
 
     table, summary = out / "metrics.csv", out / "summary.json"
     result = result.model_copy(update={"files": (str(table), str(summary))})

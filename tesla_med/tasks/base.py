@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
 from tesla_med.runs.folder import RunFolder
-from tesla_med.types import CaseResult, CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
+from tesla_med.types import CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
 
 if TYPE_CHECKING:
     from tesla_med.engine.predictor import Outcome

@@ -22,10 +22,11 @@ from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.files import sha256
 from tesla_med.io.tiles import TileSet, find_tiles, read_tile
+from tesla_med.records import TileResult
 from tesla_med.runs.folder import DONE_FOLDER, RunFolder
 from tesla_med.scoring.tables import TABLE
 from tesla_med.tasks.base import TASKS, Task
-from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, TileResult, Unit, Used
+from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, Unit, Used
 
 if TYPE_CHECKING:
     from tesla_med.engine.predictor import Outcome
@@ -324,12 +325,14 @@ class Tiles(Task):
             }
 
     def _labelled_probs(self, folder: RunFolder) -> tuple[Probs, npt.NDArray[np.int64]]:
-        """Return (N, L) probabilities and (N,) class indices of the labelled tiles of a run, in order of names.
+        """Return (N, L) probabilities and (N,) class indices of the labelled tiles of a run, by name.
 
         They come from the records; of a run that kept none, from the rounded figures of its table.
         """
         names = sorted(path.stem for path in (folder.out / DONE_FOLDER).glob("batch-*.json"))
-        records = [item for item in folder.records(names, TileResult) if item.label and item.probs is not None]
+        records = [
+            item for item in folder.records(names, TileResult) if item.label and item.probs is not None
+        ]
         records.sort(key=lambda item: str(item.case))
         rows = [(item.probs, self.order[item.label]) for item in records]
         if not names:

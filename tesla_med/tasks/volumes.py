@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,16 +15,16 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.io.cases import find_cases
 from tesla_med.io.files import atomic_path, sha256_of, write_together
-from tesla_med.io.references import read_reference, read_region_mask
+from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
 from tesla_med.prepare.acquisition import differences, measure
 from tesla_med.prepare.transforms import PreparedCase, Preprocessor
+from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks.base import TASKS, Task
 from tesla_med.types import (
     Case,
-    CaseResult,
     CaseView,
     Check,
     ItemEstimate,
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     from tesla_med.tasks.labelled import LabelledSource
 
 log = logging.getLogger(__name__)
-READERS = 16
-"""Cases read at once while calibration is counted, at most."""
 CONSTANT = Verdict(0.0, "the image is constant: nothing to adapt to or to find")
 
 
@@ -126,30 +122,9 @@ class Volumes(Task):
 
     def check(self, ref: Ref) -> Check:
         """Read image, region mask and reference of a case, and say what fits and what does not."""
-        case: Case = ref.content
-        try:
-            volume = read_case(case, self.site)
-        except TeslaMedError as error:
-            return Check(case.name, None, None, None, (str(error),))
-        notes, problems = list(volume.notes), []
-        labels: tuple[int, ...] | None = None
-        if volume.blank:
-            problems.append("the image is constant")
-        else:
-            try:
-                region = read_region_mask(case, volume) if self.site.region.kind == "mask" else None
-                notes += self.preprocessor(volume, region).notes
-            except TeslaMedError as error:
-                problems.append(str(error))
-        if case.labelled:
-            try:
-                reference = read_reference(case, self.site.files, volume, self.pipeline.values)
-                labels = tuple(int(value) for value in np.unique(reference))
-            except TeslaMedError as error:
-                problems.append(str(error))
-        elif missing := scoring.incomplete(case, self.site):
-            problems.append(missing)
-        return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
+        from tesla_med.tasks._cases import check_case
+
+        return check_case(ref.content, self.site, self.pipeline, self.preprocessor)
 
     def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
         """Return grid and number of slices of a case."""
@@ -286,13 +261,9 @@ class Volumes(Task):
 
     def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
         """Yield the counts of every labelled case, over one region for all runs; a few threads read."""
-        from functools import partial
+        from tesla_med.tasks._cases import count_cases
 
-        from tesla_med.tasks._recount import count_runs
-
-        count = partial(count_runs, site=self.site, pipeline=self.pipeline, runs=runs)
-        with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
-            yield from pool.map(count, items.content)
+        yield from count_cases(items.content, self.site, self.pipeline, runs)
 
     @classmethod
     def evaluate(cls, predictions: Path, references: Path | None, **options: Any) -> EvaluationResult:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
+from tesla_med.errors import ConfigError
 from tesla_med.models.base import Network
 from tesla_med.registry import Registry
 from tesla_med.tta._mechanics.execution import Execution
@@ -203,3 +204,24 @@ def check_params(name: str, params: Mapping[str, Any]) -> MethodParams:
         ConfigError: the method is unknown, or the parameters do not fit it.
     """
     return validate(METHODS.get(name).Params, params, f"methods.{name}")
+
+
+def choose_protocol(method: str, asked: Protocol | None, default: Protocol) -> Protocol:
+    """Return the protocol of a run.
+
+    Args:
+        method: name of a method.
+        asked: what the user said; None: the pipeline's, or where the method has only the other of N and Y,
+            that with the same number of passes.
+        default: the pipeline's.
+
+    Raises:
+        ConfigError: the method is not there, or does not have the protocol.
+    """
+    known = METHODS.get(method).protocols
+    wanted = asked or default
+    if asked is None and wanted not in known:
+        wanted = next((item for item in known if item[-1] == default[-1]), wanted)
+    if wanted not in known:
+        raise ConfigError(f"method {method!r} has no protocol {wanted!r}. Known: {', '.join(known)}.")
+    return wanted

@@ -11,7 +11,8 @@ import pytest
 from tesla_med.actions.evaluate import evaluate
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
-from tesla_med.scoring.masks import find_masks, mask_name, read_labels
+from tesla_med.io.masks import find_masks, mask_name
+from tesla_med.scoring.masks import read_labels
 
 AFFINE = np.diag([-1.0, -1.0, 2.0, 1.0])
 

@@ -9,7 +9,8 @@ from small_volumes import blocks, diagonal, write
 
 from tesla_med.cli.app import run
 from tesla_med.config.models import LabelClass
-from tesla_med.scoring.metrics import dice, score_case, surface_distances
+from tesla_med.scoring.grids import surface_distances
+from tesla_med.scoring.metrics import dice, score_case
 
 CASE = 55
 SHAPE = (16, 16, 8)

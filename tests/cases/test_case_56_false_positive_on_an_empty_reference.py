@@ -6,9 +6,9 @@ from small_volumes import blocks, diagonal, write
 
 from tesla_med.actions.evaluate import evaluate
 from tesla_med.config.models import LabelClass
+from tesla_med.records import CaseResult
 from tesla_med.reports._content import class_summary
 from tesla_med.scoring.metrics import dice, score_case
-from tesla_med.types import CaseResult
 
 CASE = 56
 SHAPE = (16, 16, 8)

@@ -7,7 +7,7 @@ import pytest
 from small_volumes import diagonal, write
 
 from tesla_med.actions.evaluate import evaluate
-from tesla_med.scoring.metrics import field_diagonal
+from tesla_med.scoring.grids import field_diagonal
 
 CASE = 58
 SHAPE = (24, 24, 4)

@@ -41,12 +41,13 @@ class Place:
     def base(self, command, out):
         """Return the words of the shortest useful line of a command."""
         data = ["--volumes", "nii", "--device", "cpu"]
+        source = ["--pipeline", self.pipeline, "--sites", "X"]
         known = {
             "adapt": ["--site", f"{self.pipeline}/X", *data, "--weights", "w/source.safetensors"],
             "predict": ["--site", f"{self.pipeline}/X", *data, "--weights", "w/source.safetensors"],
-            "train": ["--pipeline", self.pipeline, "--sites", "X", *data],
-            "statistics": ["--pipeline", self.pipeline, "--sites", "X", *data, "--weights", "w/source.safetensors"],
-            "compare": ["--pipeline", self.pipeline, "--sites", "X", *data, "--weights", "w/source.safetensors"],
+            "train": [*source, *data],
+            "statistics": [*source, *data, "--weights", "w/source.safetensors"],
+            "compare": [*source, *data, "--weights", "w/source.safetensors"],
             "evaluate": ["--predictions", "done", "--references", "nii"],
             "rollback": [out, "--to-case", "source"],
             "sites check": [f"{self.pipeline}/X", "--volumes", "nii"],
@@ -112,6 +113,16 @@ def record(out):
 def setting(*keys):
     def value(case):
         found = record(case.out)["settings"]
+        for key in keys:
+            found = found[key]
+        return found
+
+    return value
+
+
+def trained(*keys):
+    def value(case):
+        found = json.loads(Path(case.out, "train.json").read_text(encoding="utf-8"))
         for key in keys:
             found = found[key]
         return found
@@ -199,21 +210,17 @@ TABLE = {
         "--out": ([], exists("source.json")),
         "--width": (
             ["{width}"],
-            lambda case: json.loads(Path(case.out, "source.json").read_text())["model"]["params"]["width"]
-            == (4 if case.place.task == "segmentation" else 1),
+            lambda case: (
+                json.loads(Path(case.out, "source.json").read_text())["model"]["params"]["width"]
+                == (4 if case.place.task == "segmentation" else 1)
+            ),
         ),
-        "--steps": (["1"], lambda case: json.loads(Path(case.out, "train.json").read_text())["steps"] == 1),
-        "--seed": (["5"], lambda case: json.loads(Path(case.out, "train.json").read_text())["settings"]["seed"] == 5),
-        "--device": (["cpu"], lambda case: json.loads(Path(case.out, "train.json").read_text())["device"] == "cpu"),
+        "--steps": (["1"], is_(trained("steps"), 1)),
+        "--seed": (["5"], is_(trained("settings", "seed"), 5)),
+        "--device": (["cpu"], is_(trained("device"), "cpu")),
         "--resume": ([], exists("last.pt")),
         "--overwrite": ([], exists("source.safetensors")),
-        "--set": (
-            ["train.batch_size=3"],
-            lambda case: json.loads(Path(case.out, "train.json").read_text())["settings"]["pipeline"]["train"][
-                "batch_size"
-            ]
-            == 3,
-        ),
+        "--set": (["train.batch_size=3"], is_(trained("settings", "pipeline", "train", "batch_size"), 3)),
     },
     "statistics": {
         **COMMON,

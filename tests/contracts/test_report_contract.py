@@ -11,9 +11,7 @@ from made_up_runs import drive
 from tesla_med.reports.base import REPORTS, Report, make_reports
 from tesla_med.tasks.base import TASKS
 
-VOLUMES = SimpleNamespace(
-    context=made.run_context, one=made.case, failed=made.failed, unscored=made.unscored
-)
+VOLUMES = SimpleNamespace(context=made.run_context, one=made.case, failed=made.failed, unscored=made.unscored)
 TILES = SimpleNamespace(
     context=made.tile_context,
     one=made.tile,

@@ -16,7 +16,7 @@ from tesla_med.engine.quality import (
     support,
     with_estimates,
 )
-from tesla_med.types import CaseResult, ClassScore
+from tesla_med.records import CaseResult, ClassScore
 
 CONFIG = QualityConfig(intercept=0.5, slope=0.1, half_width=0.05, review_below=0.75, fitted_on="phantoms")
 

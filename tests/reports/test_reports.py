@@ -11,11 +11,12 @@ from made_up_runs import SPACING, case, drive, failed, probabilities, run_contex
 from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
 from tesla_med.io.nifti import slice_axis
+from tesla_med.records import CaseResult, ClassScore
 from tesla_med.reports import _content, overlays
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.scoring.areas import boundary_band, calibration_region, count_case
-from tesla_med.types import CaseResult, CaseView, ClassScore
+from tesla_med.types import CaseView
 
 MODELS = ("source", "adapted")
 RAS, LPS = np.diag([1.0, 1.0, 2.0, 1.0]), np.diag([-1.0, -1.0, 2.0, 1.0])

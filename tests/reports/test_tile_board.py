@@ -9,9 +9,9 @@ import tile_site
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tesla_med.config.files import load_pipeline
+from tesla_med.records import TileResult
 from tesla_med.reports.base import RunContext
 from tesla_med.reports.tensorboard import TensorboardReport
-from tesla_med.types import TileResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,10 +17,10 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.engine.driver import Driver
 from tesla_med.errors import OutputError
 from tesla_med.io.files import sha256
+from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.tasks import volumes as volumes_module
 from tesla_med.tasks.volumes import Volumes
-from tesla_med.types import CaseResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = 5

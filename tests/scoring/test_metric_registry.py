@@ -14,6 +14,7 @@ from small_volumes import diagonal, write
 
 from tesla_med.actions.evaluate import evaluate
 from tesla_med.compare.figures import DICE
+from tesla_med.records import ClassScore
 from tesla_med.reports.base import make_reports
 from tesla_med.reports.table import COLUMNS
 from tesla_med.reports.tensorboard import CaseCurves
@@ -23,7 +24,6 @@ from tesla_med.scoring.masks import COLUMNS as EVALUATE_COLUMNS
 from tesla_med.scoring.metrics import METRICS, Metric, figure_columns
 from tesla_med.scoring.score import of_source
 from tesla_med.tasks.volumes import Volumes
-from tesla_med.types import ClassScore
 
 OF_RUNS = ("dice", "dice_source", "hd95_mm", "assd_mm", "nsd", "volume_ml", "volume_ml_source")
 

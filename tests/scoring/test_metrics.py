@@ -9,18 +9,8 @@ import torch
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
 from tesla_med.scoring import metrics
-from tesla_med.scoring.metrics import (
-    MaskPair,
-    assd,
-    bounding_box,
-    check_labels,
-    dice,
-    hd95,
-    score_case,
-    surface_dice,
-    surface_distances,
-    volume_ml,
-)
+from tesla_med.scoring.grids import bounding_box, check_labels, surface_distances
+from tesla_med.scoring.metrics import MaskPair, assd, dice, hd95, score_case, surface_dice, volume_ml
 
 CLASSES = (
     LabelClass(value=0, name="background", color="#000000"),

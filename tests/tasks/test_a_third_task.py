@@ -13,9 +13,10 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import SiteConfig
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
+from tesla_med.records import CaseResult
 from tesla_med.scoring.metrics import dice, score_case
 from tesla_med.tasks.base import TASKS, Task
-from tesla_med.types import CaseResult, Items, Unit
+from tesla_med.types import Items, Unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = 32

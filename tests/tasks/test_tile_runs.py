@@ -13,11 +13,12 @@ from PIL import Image
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.tiles import find_tiles
+from tesla_med.records import TileResult
 from tesla_med.scoring.classes import class_figures
 from tesla_med.tasks.tiles import Tiles
 from tesla_med.training.train import train_source
 from tesla_med.tta.tesla import TeSLA
-from tesla_med.types import Carry, TileResult
+from tesla_med.types import Carry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

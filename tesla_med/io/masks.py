@@ -1,0 +1,76 @@
+"""Find masks in a folder, and tell which of them are of the same case."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tesla_med.errors import DataError
+from tesla_med.io.volumes import VOLUME_SUFFIXES, stem
+
+SUFFIX_PARTS = frozenset(
+    (
+        "mask",
+        "masks",
+        "seg",
+        "segs",
+        "segmentation",
+        "segmentations",
+        "label",
+        "labels",
+        "labelmap",
+        "dseg",
+        "gt",
+        "groundtruth",
+        "truth",
+        "ref",
+        "reference",
+        "manual",
+        "pred",
+        "prediction",
+    )
+)
+
+
+def find_masks(folder: Path) -> dict[str, Path]:
+    """Return every image file below ``folder`` by :func:`mask_name`, hidden ones left out.
+
+    Raises:
+        DataError: no folder, no such file in it, or two files with one name.
+    """
+    if not folder.is_dir():
+        what = "it is a file" if folder.exists() else "it does not exist"
+        raise DataError(f"{folder}: expected a folder of masks; {what}")
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in relative.parts)
+        if hidden or not path.is_file() or not path.name.lower().endswith(VOLUME_SUFFIXES):
+            continue
+        name = mask_name(relative)
+        found[name] = _more_mask_like(found[name], path, name) if name in found else path
+    if not found:
+        raise DataError(f"{folder}: no mask found; looked for {', '.join(VOLUME_SUFFIXES)} in it and below")
+    return found
+
+
+def mask_name(relative: Path) -> str:
+    """Return the path without extension and trailing parts that only say "this is a mask".
+
+    Only whole parts between ``_``, ``-`` and ``.`` count: ``Case07_seg`` is Case07,
+    ``Case07_segment2`` and ``Unmasked`` stay as they are.
+    """
+    name = stem(relative)
+    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SUFFIX_PARTS:
+        name = match[1]
+    return (relative.parent / name).as_posix()
+
+
+def _more_mask_like(first: Path, second: Path, name: str) -> Path:
+    """Return the one whose name says that it is a mask; refuse to choose between two of a kind."""
+    bare = [path for path in (first, second) if stem(path) == Path(name).name]
+    if len(bare) != 1:
+        raise DataError(
+            f"{first} and {second} are both {name!r}; keep one of them or use a folder for each kind"
+        )
+    return second if bare[0] == first else first

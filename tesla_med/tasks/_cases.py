@@ -1,0 +1,95 @@
+"""What is done with cases beside a run: check them, and count the calibration of several finished runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.errors import TeslaMedError
+from tesla_med.io.nifti import slice_axis
+from tesla_med.io.references import read_reference, read_region_mask
+from tesla_med.io.volumes import read_case, read_map, read_mask
+from tesla_med.prepare.transforms import Preprocessor
+from tesla_med.runs.folder import RunFolder
+from tesla_med.scoring.areas import calibration_region, count_region
+from tesla_med.scoring.calibration import CalibrationCounts
+from tesla_med.scoring.score import class_indices, incomplete
+from tesla_med.types import Case, Check
+
+READERS = 16
+"""Cases read at once while calibration is counted, at most."""
+log = logging.getLogger(__name__)
+
+
+def count_runs(
+    case: Case, *, site: SiteConfig, pipeline: PipelineConfig, runs: Mapping[Any, RunFolder]
+) -> dict[Any, CalibrationCounts]:
+    """Return the counts of one case by run: the region is the union over the masks of all runs.
+
+    Args:
+        case: with a reference; else nothing is counted.
+        site: of the case.
+        pipeline: of the runs.
+        runs: finished runs; those that kept no probabilities of the case are left out.
+    """
+    there = {key: folder for key, folder in runs.items() if folder.probs(case.name).is_file()}
+    if not there or not case.labelled:
+        return {}
+    try:
+        volume = read_case(case, site)
+        truth = read_reference(case, site.files, volume, pipeline.values)
+        indices = class_indices(truth, pipeline)
+    except TeslaMedError as error:
+        log.info("%s: not among the calibration: %s", case.name, error)
+        return {}
+    masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
+    axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
+    region = calibration_region(truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis)
+    found = {}
+    for key, folder in there.items():
+        probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
+        found[key] = count_region(probs, indices, region, pipeline.report.bins)
+    return found
+
+
+def count_cases(
+    cases: Sequence[Case], site: SiteConfig, pipeline: PipelineConfig, runs: Mapping[Any, RunFolder]
+) -> Iterator[dict[Any, CalibrationCounts]]:
+    """Yield :func:`count_runs` of every case; a few threads read."""
+    count = partial(count_runs, site=site, pipeline=pipeline, runs=runs)
+    with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
+        yield from pool.map(count, cases)
+
+
+def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: Preprocessor) -> Check:
+    """Read image, region mask and reference of a case, and say what fits and what does not."""
+    try:
+        volume = read_case(case, site)
+    except TeslaMedError as error:
+        return Check(case.name, None, None, None, (str(error),))
+    notes, problems = list(volume.notes), []
+    labels: tuple[int, ...] | None = None
+    if volume.blank:
+        problems.append("the image is constant")
+    else:
+        try:
+            region = read_region_mask(case, volume) if site.region.kind == "mask" else None
+            notes += prepare(volume, region).notes
+        except TeslaMedError as error:
+            problems.append(str(error))
+    if case.labelled:
+        try:
+            reference = read_reference(case, site.files, volume, pipeline.values)
+            labels = tuple(int(value) for value in np.unique(reference))
+        except TeslaMedError as error:
+            problems.append(str(error))
+    elif missing := incomplete(case, site):
+        problems.append(missing)
+    return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
