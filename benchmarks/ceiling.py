@@ -24,11 +24,9 @@ from reference import SHARED, SITES, WEIGHTS, Reader, mean_dice
 
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.engine.postprocess import keep_largest
-from tesla_med.io.cases import find_cases
-from tesla_med.models.base import default_device, to_model_range
+from tesla_med.models.base import default_device, device_name, to_model_range
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
-from tesla_med.models.base import device_name
 
 
 def fine_tuned(model: Any, images: torch.Tensor, labels: torch.Tensor, options: Any, seed: int) -> Any:
@@ -66,15 +64,14 @@ def predicted(network: Any, images: torch.Tensor) -> np.ndarray:
 def measure(task: str, site_id: str, options: Any) -> dict[str, Any]:
     """Cross-validate one site."""
     site, pipeline = load_site(f"{task}/{site_id}"), load_pipeline(task)
-    reader = Reader(site, pipeline)
-    cases = find_cases(options.data / task, site).cases[: options.limit]
+    reader = Reader(site, pipeline, options.data / task, options.limit)
     device = default_device(options.device)
     model = load_model(options.weights / WEIGHTS[task], pipeline).model
     images, labels = {}, {}
-    for case in cases:
-        prepared = reader(case).prepared.images
-        images[case.name] = to_model_range(prepared, pipeline.preprocessing.model_range).to(device)
-        labels[case.name] = torch.from_numpy(reader.at_model[case.name].astype(np.int64)).to(device)
+    for ref in reader.refs:
+        prepared = reader(ref).images
+        images[ref.name] = to_model_range(prepared, pipeline.preprocessing.model_range).to(device)
+        labels[ref.name] = torch.from_numpy(reader.at_model[ref.name].astype(np.int64)).to(device)
     names = list(images)
     found: dict[str, float | None] = {}
     for fold in range(options.folds):

@@ -26,6 +26,7 @@ the JSON is written after every cell, and --seconds stops new ones. Trained netw
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import multiprocessing
@@ -41,6 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tesla_med.augment.training import turned
 from tesla_med.compare.figures import holm, mcnemar
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import PROTOCOLS, PipelineConfig, SiteConfig
@@ -48,12 +50,12 @@ from tesla_med.engine.driver import Driver
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.errors import TeslaMedError
 from tesla_med.io.tiles import find_tiles
-from tesla_med.prepare.tiles import stream
-from tesla_med.models.base import Network, default_device, to_model_range
+from tesla_med.models.base import Network, default_device, device_name, to_model_range
 from tesla_med.models.checkpoint import make_card, save_checkpoint, versions
 from tesla_med.models.loading import load_model
-from tesla_med.models.base import device_name
-from tesla_med.training.tiles import fit_tiles, turned
+from tesla_med.prepare.tiles import stream
+from tesla_med.tasks.labelled_tiles import LabelledTiles
+from tesla_med.training.loop import TrainingRun
 from tesla_med.tta.base import METHODS, MethodContext, TTAMethod, make_method
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -216,6 +218,34 @@ def weights_path(experiment: str, seed: int, options: argparse.Namespace) -> Pat
     )
 
 
+def fitted(
+    pipeline: PipelineConfig, source: Tiles, device: torch.device, seed: int
+) -> tuple[TrainingRun, int]:
+    """Train the pipeline's network on tiles in memory; flips and quarter turns vary them.
+
+    Returns:
+        The training, its network as it was at the best validation, and the number of tiles learned from.
+    """
+    count, config = len(source.labels), pipeline.train
+    names, labels = [str(place) for place in range(count)], source.labels.to(source.images.device)
+    data = LabelledTiles(source.images, labels, names, ["tiles"] * count, turned)
+    training, held = data.split(config.validation_fraction, torch.Generator().manual_seed(seed))
+    best: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        run = TrainingRun(pipeline, data, device, seed)
+        while run.step < config.steps:
+            run.advance(training)
+            if run.step % config.validate_every == 0 or run.step == config.steps:
+                accuracy = run.validate(held)
+                if accuracy > run.best:
+                    run.best, run.best_step = accuracy, run.step
+                    best = copy.deepcopy(run.model.state_dict())
+    run.model.load_state_dict(best)
+    run.model.eval()
+    return run, training.images
+
+
 def train(experiment: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train a source network, unless it is there, and return what became of it."""
     path = weights_path(experiment, seed, options)
@@ -225,19 +255,10 @@ def train(experiment: str, seed: int, options: argparse.Namespace) -> dict[str, 
         pipeline, device = pipeline_of(options, experiment), default_device(options.device)
         source, _, _ = data_of(experiment, seed, options)
         precision = options.precision if device.type == "cuda" else "float32"
-        fitted = fit_tiles(
-            pipeline,
-            source.images,
-            source.labels.to(source.images.device),
-            seed=seed,
-            device=device,
-            vary=turned,
-            precision=precision,
-        )
+        run, tiles = fitted(pipeline.model_copy(update={"precision": precision}), source, device, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(path, fitted.model, make_card(pipeline, (experiment,), {"seed": seed}))
-        row |= {"validation_accuracy": fitted.validation_accuracy, "best_step": fitted.best_step}
-        row["tiles"] = len(fitted.used)
+        save_checkpoint(path, run.model, make_card(pipeline, (experiment,), {"seed": seed}))
+        row |= {"validation_accuracy": run.best, "best_step": run.best_step, "tiles": tiles}
     return row | {"seconds": time.perf_counter() - start}
 
 
@@ -245,7 +266,9 @@ def train(experiment: str, seed: int, options: argparse.Namespace) -> dict[str, 
 
 
 class Stack:
-    """Target tiles in their order, as :class:`tesla_med.engine.driver.Driver` wants a site."""
+    """Target tiles in their order, in memory, as :class:`tesla_med.engine.driver.Driver` wants a site."""
+
+    joined = True
 
     def __init__(self, images: Tensor) -> None:
         self.images = images
@@ -259,11 +282,13 @@ class Stack:
 
 
 def adapted_probs(method: TTAMethod, source: TTAMethod, protocol: str, images: Tensor) -> tuple[Tensor, bool]:
-    """Return probabilities (N, L) as ``adapt_tiles`` makes them, and whether adaptation was finite.
+    """Return probabilities (N, L), and whether adaptation was finite.
+
+    From the first batch on which it is not, predictions are those of the source model.
 
     Args:
         method: adapts, batch by batch under O, over all tiles under M.
-        source: predicts where adaptation fails.
+        source: predicts once adaptation has failed.
         protocol: N-O, N-M, Y-O or Y-M.
         images: (N, 3, H, W) in [0, 1], in the order in which they come.
     """

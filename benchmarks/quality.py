@@ -133,11 +133,12 @@ def phantom_runs(options: argparse.Namespace) -> list[Path]:
     """Train a small source model and adapt it to generated sites of rising shift; return the runs."""
     from tesla_med.adapt import adapt_site
     from tesla_med.config.models import SiteConfig
-    from tesla_med.demo.demo import RECIPES
+    from tesla_med.demo.recipes import RECIPES
     from tesla_med.demo.volumes import make_site, preset
     from tesla_med.training.train import train_source
 
     recipe, root = RECIPES[options.task], options.phantoms
+    described = recipe.describe("source")
     extra = ("train.steps=40", "methods.tesla.weak_views=2") if options.quick else ()
     pipeline = load_pipeline(options.task, (*recipe.overrides, "reports=[table]", *extra))
     updates = f"protocols.N-O.tesla.updates_per_case={options.updates}"
@@ -146,9 +147,9 @@ def phantom_runs(options: argparse.Namespace) -> list[Path]:
         folder = root / "volumes" / name
         if not folder.exists():
             make_site(folder, options.task, preset(options.task, "hard", shift=shift), cases, seed=seed)
-        files = {"image": recipe.image, "masks": recipe.masks}
-        content = {"id": name, "pipeline": options.task, "institution": name, "files": files}
-        return SiteConfig.model_validate({**content, "region": recipe.region})
+        content = {"id": name, "pipeline": options.task, "institution": name}
+        content |= {"files": described["files"], "region": described["region"]}
+        return SiteConfig.model_validate(content)
 
     trained = root / "source" / "source.safetensors"
     if not trained.exists():

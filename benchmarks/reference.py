@@ -27,20 +27,19 @@ from tesla_med.config.models import LabelClass
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.postprocess import keep_largest
-from tesla_med.engine.predictor import Predictor as CasePredictor
+from tesla_med.engine.predictor import Predictor
 from tesla_med.engine.quality import with_estimates
 from tesla_med.engine.recalibration import scale_temperature
-from tesla_med.io.cases import find_cases
-from tesla_med.io.references import read_reference
-from tesla_med.models.base import default_device
+from tesla_med.io.references import read_reference, read_region_mask
+from tesla_med.models.base import default_device, device_name
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
-from tesla_med.models.base import device_name
-from tesla_med.prepare.stream import CaseLoader, LoadedCase, SiteImages as SiteSlices
-from tesla_med.scoring import calibration, metrics
+from tesla_med.prepare.stream import SiteImages
+from tesla_med.scoring import areas, calibration, metrics
 from tesla_med.scoring import score as scoring
+from tesla_med.tasks.volumes import Loaded, Volumes
 from tesla_med.tta.base import MethodContext, make_method
-from tesla_med.types import Case
+from tesla_med.types import Ref, Unit
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 SITES = {
@@ -56,32 +55,41 @@ CHANGED = {"unguarded": ("guard.enabled=false",)}
 """Recipes that are the default one with something switched."""
 
 
-class Reader(CaseLoader):
-    """Prepare cases as the runs do, and keep references on both grids for scoring."""
+class Reader:
+    """Prepare the cases of a site as runs do, and keep their references on both grids for scoring.
 
-    def __init__(self, site: Any, pipeline: Any) -> None:
-        super().__init__(site, pipeline)
-        self.pipeline = pipeline
-        self.cache: dict[str, LoadedCase] = {}
+    Args:
+        site: the site.
+        pipeline: classes and preprocessing.
+        volumes: the folder that holds the images.
+        limit: the number of cases to take, from the first; None: all.
+
+    Attributes:
+        refs: the cases in order, unread.
+        native: class indices (I, J, K) of each reference that was read, by case.
+        at_model: class indices (N, H, W) of the same at the model's grid.
+    """
+
+    def __init__(self, site: Any, pipeline: Any, volumes: Path, limit: int | None) -> None:
+        self.site, self.pipeline, self.task = site, pipeline, Volumes(site, pipeline)
+        self.refs = list(self.task.refs(self.task.find(volumes, ()), seed=0, size=1))[:limit]
         self.native: dict[str, np.ndarray] = {}
         self.at_model: dict[str, np.ndarray] = {}
+        self._units: dict[str, Unit] = {}
 
-    def __call__(self, case: Case) -> LoadedCase:
+    def __call__(self, ref: Ref) -> Unit:
         """Read a case once, with its reference on the native and on the model's grid."""
-        if case.name not in self.cache:
-            loaded = super().__call__(case)
-            reference = read_reference(case, self.site.files, loaded.volume, self.pipeline.values)
+        if ref.name not in self._units:
+            unit = self.task.load(ref)
+            loaded: Loaded = unit.content
+            reference = read_reference(loaded.case, self.site.files, loaded.volume, self.pipeline.values)
             indices = scoring.class_indices(reference, self.pipeline)
-            region = None
-            if self.site.region.kind == "mask":
-                from tesla_med.io.references import read_region_mask
-
-                region = read_region_mask(case, loaded.volume)
-            labels = self.preprocessor(loaded.volume, region, indices).labels
-            self.native[case.name] = indices
-            self.at_model[case.name] = labels.numpy()
-            self.cache[case.name] = loaded
-        return self.cache[case.name]
+            masked = self.site.region.kind == "mask"
+            region = read_region_mask(loaded.case, loaded.volume) if masked else None
+            self.native[ref.name] = indices
+            self.at_model[ref.name] = self.task.preprocessor(loaded.volume, region, indices).labels.numpy()
+            self._units[ref.name] = unit
+        return self._units[ref.name]
 
 
 def mean_dice(reference: np.ndarray, prediction: np.ndarray, classes: int) -> float | None:
@@ -98,40 +106,39 @@ def at_model_mask(probs: torch.Tensor, pipeline: Any) -> np.ndarray:
 
 
 def run_site(
-    reader: Reader, cases: tuple[Case, ...], method: Any, source: Any, protocol: str, pipeline: Any
+    reader: Reader, method: Any, source: Any, protocol: str, pipeline: Any
 ) -> Iterator[tuple[dict[str, Any], torch.Tensor, float]]:
     """Yield figures, the probabilities at the model's grid and the temperature for them, case by case."""
     driver = Driver(method, protocol, pipeline.reset_for(protocol))
-    predictor = CasePredictor(source, method, driver, pipeline.guard, recalibrate=pipeline.recalibrate)
+    predictor = Predictor(source, method, driver, pipeline.guard, recalibrate=pipeline.recalibrate)
     if not driver.case_by_case:
-        driver.adapt_to_site(SiteSlices(cases, reader))
-    for case in cases:
-        loaded = reader(case)
-        images = loaded.prepared.images
-        outcome = predictor(images)
+        driver.adapt_to_site(SiteImages(reader.refs, reader))
+    for ref in reader.refs:
+        unit = reader(ref)
+        outcome = predictor(unit.images)
         verdict, classes = outcome.verdict, outcome.probs.shape[1]
         probs = outcome.probs
-        native = loaded.prepared.restore(probs).argmax(0)
+        native = unit.content.prepared.restore(probs).argmax(0)
         mask = at_model_mask(probs, pipeline)
-        truth, indices = reader.at_model[case.name], pipeline_indices(classes)
+        truth, indices = reader.at_model[ref.name], pipeline_indices(classes)
         scores = metrics.score_case(mask, mask, truth, indices, (1.0, 1.0, 1.0), nominal=True)
         predicted = with_estimates(scores, verdict.signals, pipeline.quality)
         raw = outcome.source.argmax(1).numpy()
         yield (
             {
-                "case": case.name,
-                "slices": images.shape[0],
+                "case": ref.name,
+                "slices": unit.images.shape[0],
                 "used": verdict.used,
                 "share": verdict.share,
                 "reason": verdict.reason,
                 "signals": verdict.signals,
-                "dice_256": mean_dice(reader.at_model[case.name], mask, classes),
-                "dice_source_256": mean_dice(reader.at_model[case.name], raw, classes),
+                "dice_256": mean_dice(truth, mask, classes),
+                "dice_source_256": mean_dice(truth, raw, classes),
                 "dice_source_as_written_256": mean_dice(
-                    reader.at_model[case.name], at_model_mask(outcome.source, pipeline), classes
+                    truth, at_model_mask(outcome.source, pipeline), classes
                 ),
                 "dice_native": mean_dice(
-                    reader.native[case.name],
+                    reader.native[ref.name],
                     keep_largest(native) if pipeline.keep_largest else native,
                     classes,
                 ),
@@ -172,10 +179,7 @@ def calibrate(
         region = areas.calibration_region(reference, *masks, slice_axis=0)
         for name, probs in present.items():
             array = probs.float().permute(1, 0, 2, 3).numpy()
-            counts = areas.count_case(
-                array, array, reference, region, list(range(array.shape[0])), bins
-            )
-            item = calibration.CalibrationCounts.from_json(counts["adapted"]["region"]["all"])
+            item = areas.count_region(array, reference, region, bins)
             sums[name] = sums[name] + item if name in sums else item
     return {
         name: {
@@ -201,15 +205,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for site_id in [item for item in sites if not options.sites or item in options.sites]:
             site = load_site(f"{task}/{site_id}")
             base = load_pipeline(task)
-            reader = Reader(site, base)
-            found = find_cases(options.data / task, site)
-            cases = found.cases[: options.limit]
+            reader = Reader(site, base, options.data / task, options.limit)
             model = load_model(options.weights / WEIGHTS[task], base).model
             kept: dict[str, dict[str, torch.Tensor]] = {}
             for recipe in options.recipes:
                 for protocol in options.protocols:
                     cell = (task, site_id, recipe, protocol)
-                    rows += measure_cell(*cell, model, reader, cases, device, options, kept)
+                    rows += measure_cell(*cell, model, reader, device, options, kept)
                     save(rows, options)
             if options.calibration:
                 figures = calibrate(reader, kept)
@@ -232,7 +234,6 @@ def measure_cell(
     protocol: str,
     model: Any,
     reader: Reader,
-    cases: tuple[Case, ...],
     device: torch.device,
     options: argparse.Namespace,
     kept: dict[str, dict[str, torch.Tensor]],
@@ -257,7 +258,7 @@ def measure_cell(
         source = make_method("source", model, {}, context)
         start = time.perf_counter()
         scores = []
-        for figures, probs, temperature in run_site(reader, cases, method, source, protocol, pipeline):
+        for figures, probs, temperature in run_site(reader, method, source, protocol, pipeline):
             scores.append(figures)
             if options.calibration and seed == first:
                 kept.setdefault(f"{recipe} {protocol}", {})[figures["case"]] = probs.half()

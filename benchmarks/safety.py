@@ -28,14 +28,13 @@ import yaml
 from tesla_med.adapt import adapt_site
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.demo.demo import RECIPES
+from tesla_med.demo.recipes import RECIPES
 from tesla_med.demo.volumes import TASKS, ScannerSettings, Task, make_site, preset
 from tesla_med.errors import TeslaMedError
-from tesla_med.models.base import default_device
+from tesla_med.models.base import default_device, device_name
 from tesla_med.models.checkpoint import versions
-from tesla_med.models.base import device_name
 from tesla_med.training.train import train_source
-from tesla_med.types import CaseResult
+from tesla_med.records import CaseResult
 
 HARMED_POINTS = 1.0
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
@@ -94,12 +93,12 @@ def settings_at(task: Task, strength: float) -> ScannerSettings:
 def write_site(folder: Path, task: Task, name: str, strength: float, cases: int, seed: int) -> SiteConfig:
     """Generate ``folder/volumes/<name>`` and the site that describes it, and return that."""
     make_site(folder / "volumes" / name, task, settings_at(task, strength), cases, seed=seed)
-    recipe = RECIPES[task]
+    described = RECIPES[task].describe("source")
     content = {
         "institution": name,
         "description": f"generated images at strength {strength:g}",
-        "files": {"image": recipe.image, "masks": [dict(layer) for layer in recipe.masks]},
-        "region": recipe.region,
+        "files": described["files"],
+        "region": described["region"],
     }
     path = folder / "site_configs" / task / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)

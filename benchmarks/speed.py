@@ -26,13 +26,17 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.files import load_pipeline, load_site
-from tesla_med.io.cases import find_cases
-from tesla_med.models.base import build_model, default_device, parameter_count, to_model_range
+from tesla_med.models.base import (
+    build_model,
+    default_device,
+    device_name,
+    parameter_count,
+    to_model_range,
+)
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.models.normalisation import batch_statistics
-from tesla_med.models.base import device_name
-from tesla_med.prepare.stream import CaseLoader
+from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.base import MethodContext, make_method
 
 
@@ -70,12 +74,12 @@ def generated_slices(count: int, size: int) -> Tensor:
 def given_slices(site: str, volumes: Path, count: int) -> Tensor:
     """Return the first ``count`` prepared slices of a site's cases."""
     config = load_site(site)
-    loader = CaseLoader(config, load_pipeline(config.pipeline))
+    task = Volumes(config, load_pipeline(config.pipeline))
     parts: list[Tensor] = []
-    for case in find_cases(volumes, config).cases:
-        prepared = loader(case).prepared
-        if prepared is not None:
-            parts.append(prepared.images)
+    for ref in task.refs(task.find(volumes, ()), seed=0, size=1):
+        images = task.load(ref).images
+        if images is not None:
+            parts.append(images)
         if sum(len(part) for part in parts) >= count:
             break
     return torch.cat(parts)[:count]

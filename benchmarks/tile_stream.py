@@ -50,7 +50,7 @@ def settings(options: argparse.Namespace) -> tuple[str, ...]:
     return (
         f"preprocessing.size=[{options.size},{options.size}]",
         f"model.params.width={options.width}",
-        "reports=[table]",
+        "reports=[]",  # predictions.csv is always written
     )
 
 
@@ -73,9 +73,9 @@ def plain_inference(folder: Path, weights: Path, options: argparse.Namespace) ->
 
     from tesla_med.config.files import load_pipeline, load_site
     from tesla_med.io.tiles import find_tiles
-    from tesla_med.prepare.tiles import stream
     from tesla_med.models.base import default_device, to_model_range
     from tesla_med.models.loading import load_model
+    from tesla_med.prepare.tiles import stream
 
     pipeline = load_pipeline("kather", settings(options))
     device = default_device(options.device)
@@ -94,8 +94,8 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure one way over one folder in this process."""
     import torch
 
+    from tesla_med.adapt import adapt_site
     from tesla_med.models.base import default_device
-    from tesla_med.tasks.tile_runs import adapt_tiles
 
     torch.set_num_threads(options.threads)
     device = default_device(options.device)
@@ -105,7 +105,7 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
     if options.way == PLAIN:
         count = plain_inference(folder, weights, options)
     else:
-        count = adapt_tiles(
+        result = adapt_site(
             "kather19",
             folder,
             weights=weights,
@@ -115,7 +115,8 @@ def one_run(options: argparse.Namespace) -> dict[str, Any]:
             out=options.work / f"{options.way}-{options.count}",
             device=options.device,
             overrides=settings(options),
-        ).tiles
+        )
+        count = sum(item.status != "failed" for item in result.results)
     seconds = time.perf_counter() - start
     gpu = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     return {
@@ -196,9 +197,8 @@ def main() -> None:
             rows += [measured(way, count, work, options) for way in ways]
     print(table(rows))
     if options.out:
-        from tesla_med.models.base import default_device
+        from tesla_med.models.base import default_device, device_name
         from tesla_med.models.checkpoint import versions
-        from tesla_med.models.base import device_name
 
         content = {
             "command": " ".join(["python", "benchmarks/tile_stream.py", *sys.argv[1:]]),
