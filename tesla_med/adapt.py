@@ -22,7 +22,6 @@ from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
 from tesla_med.records import SiteResult
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
-from tesla_med.runs.resuming import Ledger
 from tesla_med.scoring.text import counted
 from tesla_med.types import Carry, Failure, Progress, Ref, Unit, Verdict
 
@@ -64,10 +63,8 @@ def adapt_site(
         out: output folder; default ``runs/<site>/<method>-<protocol>``.
         seed: of every generator; the same seed gives the same results on the CPU, bit for bit.
         device: auto, cpu or cuda.
-        reset: when the method returns to the source model: never, site or case; default: the
-            pipeline's for the protocol.
-        guard: judge every volume and stay at or near the source where adapting does not help; default:
-            the pipeline's.
+        reset: return to the source model: never, per site or per case; default: the pipeline's.
+        guard: stay at or near the source model where adapting does not help; default: the pipeline's.
         save_probs: also write class probabilities.
         save_uncertainty: also write normalised entropy.
         resume: go on with an interrupted run of the same settings.
@@ -100,16 +97,10 @@ def run_plan(
     progress: Progress | None = None,
     carry: Carry | None = None,
 ) -> SiteResult:
-    """Carry out a plan; see :func:`adapt_site`.
+    """Carry out a plan; arguments and errors as in :func:`adapt_site`.
 
-    Whatever can be found wrong is found before the output folder is touched.
-
-    Args:
-        plan: what to do.
-        resume: as in :func:`adapt_site`, like the next two.
-        overwrite: replace an earlier run.
-        progress: called as the work goes on.
-        carry: the method starts from its state, and leaves its own there.
+    Whatever can be found wrong is found before the output folder is touched. With ``carry`` the method
+    starts from the state that it holds, and leaves its own there.
     """
     free_device_memory()
     folder = RunFolder(plan.out)
@@ -134,10 +125,8 @@ class _Run:
         self.reports = Reports()
         self.predict = plan.make_predictor(self.reports.step)
         self.method, self.driver = self.predict.method, self.predict.driver
-        self.chain = plan.chain(folder)
         self.independent = plan.reset == "case" or not self.method.adapts
-        keep_every, kind = self.task.keep_every, self.task.result
-        self.ledger = Ledger(folder, plan.refs, kind, independent=self.independent, keep_every=keep_every)
+        self.ledger = plan.ledger(folder, independent=self.independent)
 
     def execute(self, resume: bool) -> SiteResult:
         """Do every unit that is not done, write the reports."""
@@ -163,8 +152,7 @@ class _Run:
         if not self.driver.case_by_case and not ledger.whole:
             images = SiteImages(self.plan.refs, task.load, joined=task.joins, count=task.ahead)
             self.driver.adapt_to_site(images, self.progress, start=ledger.passes, on_pass=self._pass_done)
-        total = len(self.plan.items.names)
-        self.progress(stage, ledger.items_done, total)
+        self.progress(stage, ledger.items_done, total := len(self.plan.items.names))
         for loaded in read_ahead(todo, task.load, task.ahead):
             self._do(loaded)
             self.progress(stage, ledger.items_done, total)
@@ -212,7 +200,8 @@ class _Run:
         seen = list(self.ledger.records) if images is None else [name]
         share = 1.0 if verdict is None else verdict.share
         with self.predict.deployed(images, verdict) as network:
-            self.chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
+            chain = self.plan.chain(self.folder)
+            chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
 
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)

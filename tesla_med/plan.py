@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tesla_med.models.checkpoint import ModelCard
     from tesla_med.models.statistics import GivenStatistics
     from tesla_med.runs.folder import RunFolder
+    from tesla_med.runs.resuming import Ledger
     from tesla_med.runs.weights import Chain
     from tesla_med.tta.base import MethodContext, TTAMethod
 
@@ -198,6 +199,13 @@ class Plan:
             "seed": self.seed,
         }
         return Chain(folder, self.pipeline, self.card, self.weights_sha256, about, self.task.links)
+
+    def ledger(self, folder: RunFolder, *, independent: bool) -> Ledger:
+        """Return the ledger of the run; ``independent``: units do not depend on each other."""
+        from tesla_med.runs.resuming import Ledger
+
+        keep_every, kind = self.task.keep_every, self.task.result
+        return Ledger(folder, self.refs, kind, independent=independent, keep_every=keep_every)
 
     def report_context(self) -> RunContext:
         """Return what reports know of the run before its first unit."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tesla_med.compare.figures import Key
 from tesla_med.config.files import load_pipeline
@@ -17,6 +18,11 @@ from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.tta.base import METHODS
+
+Calibration = dict[tuple[str, str, str], dict[str, float | None]]
+"""(row, protocol, site) -> ece, brier, nll."""
+Bins = dict[Key, list[Mapping[str, Any]]]
+"""(row, protocol) -> bins of each site."""
 
 
 @dataclass(frozen=True)

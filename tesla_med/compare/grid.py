@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.adapt import run_plan
-from tesla_med.compare.cells import Cell, Watch, cells_of, site_names, task_of_table, with_rows
+from tesla_med.compare.cells import (
+    Bins,
+    Calibration,
+    Cell,
+    Watch,
+    cells_of,
+    site_names,
+    task_of_table,
+    with_rows,
+)
 from tesla_med.compare.figures import METRICS, Cost, Key, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
 from tesla_med.config.resolve import other_sites, resolve
@@ -31,10 +40,6 @@ from tesla_med.tasks.base import Task
 from tesla_med.types import Carry, Progress
 
 log = logging.getLogger(__name__)
-Calibration = dict[tuple[str, str, str], dict[str, float | None]]
-"""(row, protocol, site) -> ece, brier, nll."""
-Bins = dict[Key, list[Mapping[str, Any]]]
-"""(row, protocol) -> bins of each site."""
 NOT_SETTINGS = {"reports", "report", "title", "citation", "method", "protocol", "methods", "protocols"}
 """Fields of a pipeline that do not change a cell; of the methods' parameters its own are counted."""
 CELLS_FILE, CELLS_FOLDER = "cells.json", "cells"
@@ -98,10 +103,8 @@ def compare_methods(
         DataError: no such ``volumes``.
         OutputError: ``out`` cannot be used, or holds cells made with other settings.
     """
-    grid = _Grid(
-        table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides), only
-    )
-    return grid.run(resume, progress or (lambda *_: None))
+    given = table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides)
+    return _Grid(*given, only).run(resume, progress or (lambda *_: None))
 
 
 class _Grid:
@@ -125,8 +128,7 @@ class _Grid:
         self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
         self.weights, self.statistics = weights, statistics
         self.overrides = (*overrides, f"guard.enabled={str(guard).lower()}")
-        self.wanted = cells_of(table if only is None else with_rows(table, only))
-        self.cells = self.wanted
+        self.cells = self.wanted = cells_of(table if only is None else with_rows(table, only))
         self.task = task_of_table(table)
         self.task.refuse({"guard"} if guard else ())
         self.known: dict[str, dict[str, Any]] = {}
@@ -363,10 +365,9 @@ class _Grid:
         """Yield the tidy rows of a finished cell."""
         if not self._is_done(cell):
             return
-        common: dict[str, Any] = {"site": cell.site, "row": cell.row.label, "method": cell.row.method}
-        common |= {"protocol": cell.protocol, "seed": cell.seed}
-        for row in self._task(cell).rows(RunFolder(self._folder(cell))):
-            yield common | row
+        about: dict[str, Any] = {"site": cell.site, "row": cell.row.label, "method": cell.row.method}
+        about |= {"protocol": cell.protocol, "seed": cell.seed}
+        yield from (about | row for row in self._task(cell).rows(RunFolder(self._folder(cell))))
 
     def _task(self, cell: Cell) -> Task:
         site, pipeline, _ = self._configs(cell)
