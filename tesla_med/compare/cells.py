@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.compare.figures import Key
+from tesla_med.compare.figures import Cost, Key
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import PROTOCOLS, Protocol
 from tesla_med.config.tables import Row, TableConfig
@@ -96,6 +96,24 @@ def with_rows(table: TableConfig, labels: Sequence[str]) -> TableConfig:
         if label not in known:
             raise ConfigError(unknown_name("row of the table", label, known))
     return table.model_copy(update={"rows": tuple(row for row in table.rows if row.label in labels)})
+
+
+def costs_of(cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]]) -> dict[Key, Cost]:
+    """Return the time per slice and the memory of every row that has run.
+
+    Args:
+        cells: the cells of the comparison.
+        known: what was noted of each cell that was run, by its name.
+    """
+    found: dict[Key, Cost] = {}
+    for key in dict.fromkeys(cell.key for cell in cells):
+        mine = [known.get(cell.name, {}) for cell in cells if cell.key == key]
+        ready = [entry for entry in mine if entry.get("complete") and entry.get("slices")]
+        if ready:
+            seconds = sum(entry["seconds"] for entry in ready) / sum(entry["slices"] for entry in ready)
+            memory = [entry["peak_memory_mib"] for entry in ready if entry["peak_memory_mib"] is not None]
+            found[key] = Cost(seconds, max(memory, default=None))
+    return found
 
 
 def site_names(sites: Sequence[str]) -> dict[str, str]:

@@ -22,11 +22,12 @@ from tesla_med.compare.cells import (
     Cell,
     Watch,
     cells_of,
+    costs_of,
     site_names,
     task_of_table,
     with_rows,
 )
-from tesla_med.compare.figures import METRICS, Cost, Key, Summary, summarise
+from tesla_med.compare.figures import METRICS, Key, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
@@ -293,7 +294,7 @@ class _Grid:
             sites=self.table.sites,
             order=list(dict.fromkeys(cell.key for cell in self.cells)),
             baseline=self.table.baseline,
-            costs=self._costs(),
+            costs=costs_of(self.cells, self.known),
             calibration=measured,
             metric=metric,
             classes=self._classes(),
@@ -372,17 +373,6 @@ class _Grid:
     def _task(self, cell: Cell) -> Task:
         site, pipeline, _ = self._configs(cell)
         return self.task(site, pipeline)
-
-    def _costs(self) -> dict[Key, Cost]:
-        found: dict[Key, Cost] = {}
-        for key in dict.fromkeys(cell.key for cell in self.cells):
-            mine = [self.known.get(cell.name, {}) for cell in self.cells if cell.key == key]
-            ready = [entry for entry in mine if entry.get("complete") and entry.get("slices")]
-            if ready:
-                seconds = sum(entry["seconds"] for entry in ready) / sum(entry["slices"] for entry in ready)
-                memory = [entry["peak_memory_mib"] for entry in ready if entry["peak_memory_mib"] is not None]
-                found[key] = Cost(seconds, max(memory, default=None))
-        return found
 
     def _calibration(self) -> tuple[Calibration, Bins]:
         """Count the calibration of the first seed, over what is the same for all rows."""
