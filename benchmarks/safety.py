@@ -33,8 +33,8 @@ from tesla_med.demo.volumes import TASKS, ScannerSettings, Task, make_site, pres
 from tesla_med.errors import TeslaMedError
 from tesla_med.models.base import default_device, device_name
 from tesla_med.models.checkpoint import versions
-from tesla_med.training.train import train_source
 from tesla_med.records import CaseResult
+from tesla_med.training.train import train_source
 
 HARMED_POINTS = 1.0
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)

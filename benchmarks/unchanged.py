@@ -1,11 +1,13 @@
-"""Check that results are the same as at an earlier commit: masks, probabilities, weights, tables, bit for bit.
+"""Check that results are those of an earlier commit, bit for bit: masks, probabilities, weights, tables.
+
+Example::
 
     python benchmarks/unchanged.py --before 866c00e --out unchanged.json
 
-The earlier commit is checked out beside this one, generates sites of prostates and of tiles, and trains weights
-on them. Then both commits, in the same environment and with the same number of threads, adapt these weights to
-two sites of volumes (N-O, N-M and N-O with state that carries on) and one of tiles (N-O, N-M), and train once
-more. Compared are
+The earlier commit is checked out beside this one, generates sites of prostates and of tiles, and trains
+weights on them. Then both commits, in the same environment and with the same number of threads, adapt these
+weights to two sites of volumes (N-O, N-M and N-O with state that carries on) and one of tiles (N-O, N-M), and
+train once more. Compared are
 
 * masks, source masks, probabilities, uncertainty and predictions.csv: bytes;
 * weights: bytes; cards: content;
@@ -35,8 +37,12 @@ TIMES = ("seconds", "written", "versions")
 SAME_BYTES = (".nii.gz", ".safetensors", "predictions.csv", "labels.json")
 TOLERANCE = 1e-9
 EXPECTED: dict[str, str] = {
-    "run.json: method.parameters": "runs on tiles now state the parameters of the method, as runs on volumes do",
-    "adapted.json: acquisition": "cards of adapted classifiers repeat the source's acquisition, which tiles lack",
+    "run.json: method.parameters": (
+        "runs on tiles now state the parameters of the method, as runs on volumes do"
+    ),
+    "adapted.json: acquisition": (
+        "cards of adapted classifiers repeat the source's acquisition, which tiles lack"
+    ),
 }
 """Differences by file and key, with their reason."""
 
@@ -49,7 +55,9 @@ def run(root: Path, *words: str, threads: int = 2) -> None:
     """
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "tesla_med", *words]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(  # noqa: S603 - own program
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} at {root}:\n{done.stderr}")
 
