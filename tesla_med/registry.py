@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         self._package = package
         self._group = entry_points
         self._entries: dict[str, T] = {}
-        self._loaded = package is None
+        self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that stores its argument under ``name``.
@@ -72,11 +72,11 @@ class Registry(Generic[T]):
             yield name, self._entries[name]
 
     def _load(self) -> None:
-        if self._loaded or self._package is None:
+        if self._loaded:
             return
         self._loaded = True
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
+        package = importlib.import_module(self._package) if self._package else None
+        for module in pkgutil.iter_modules(package.__path__) if package else ():
             if not module.name.startswith("_"):
                 importlib.import_module(f"{self._package}.{module.name}")
         for entry in importlib.metadata.entry_points(group=self._group) if self._group else ():

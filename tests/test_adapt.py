@@ -26,7 +26,7 @@ from tesla_med.io.volumes import save_image
 from tesla_med.models.base import Network
 from tesla_med.models.loading import LoadedModel
 from tesla_med.plan import RunRequest, make_plan
-from tesla_med.reports.table import COLUMNS
+from tesla_med.reports.table import columns
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.tesla import TeSLA
@@ -145,7 +145,7 @@ def test_metrics_csv(complete):
     (method, protocol, _), _, result = complete
     with (result.out / "report/metrics.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == columns()
     assert [row["case"] for row in rows] == ["Case00", "Case01"]
     for row, item in zip(rows, result.results, strict=True):
         assert (row["site"], row["method"], row["protocol"], row["seed"]) == ("X", method, protocol, "3")

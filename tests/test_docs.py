@@ -274,9 +274,9 @@ def test_every_configuration_field_is_described(model):
 
 
 def test_columns_and_files_are_described():
-    from tesla_med.reports.table import COLUMNS
+    from tesla_med.reports.table import columns
     from tesla_med.runs.folder import PARTS, RunFolder
-    from tesla_med.scoring.masks import COLUMNS as EVALUATE_COLUMNS
+    from tesla_med.scoring.masks import columns as evaluate_columns
     from tesla_med.scoring.tables import TILE_COLUMNS
     from tesla_med.training.train import OWN_FILES
 
@@ -284,7 +284,7 @@ def test_columns_and_files_are_described():
     folder = RunFolder(Path())
     makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
     files = [str(make("<case>").as_posix()) for make in makers]
-    for name in (*COLUMNS, *EVALUATE_COLUMNS, *TILE_COLUMNS, *PARTS, *OWN_FILES, *files):
+    for name in (*columns(), *evaluate_columns(), *TILE_COLUMNS, *PARTS, *OWN_FILES, *files):
         assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
 
 

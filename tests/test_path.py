@@ -70,7 +70,7 @@ def test_the_path_is_short():
     assert len(named) <= FILES
     assert sum(lines.values()) <= LINES, lines
     assert lines["tesla_med/adapt.py"] <= LINES_OF_ADAPT
-    assert list(named)[0] == "tesla_med/adapt.py"
+    assert next(iter(named)) == "tesla_med/adapt.py"
     assert all(sentence.endswith(".") for sentence in named.values())
 
 

@@ -37,6 +37,26 @@ def _reports() -> Table:
     return ["report", "summary"], [[name, item.summary] for name, item in REPORTS.items()]
 
 
+def _tasks() -> Table:
+    from tesla_med.tasks.base import OPTIONS, TASKS
+
+    rows = [
+        [name, item.item, item.metric, ", ".join(key for key in OPTIONS if key not in item.honours)]
+        for name, item in TASKS.items()
+    ]
+    return ["task", "item", "headline metric", "refuses"], rows
+
+
+def _metrics() -> Table:
+    from tesla_med.scoring.metrics import METRICS
+
+    rows = [
+        [item.name, item.title, item.unit or "none", item.better or "neither", item.what]
+        for item in METRICS.in_order()
+    ]
+    return ["metric", "title", "unit", "better", "meaning"], rows
+
+
 def _pipelines() -> Table:
     from tesla_med.config.files import load_pipeline, pipeline_files
 
@@ -61,6 +81,8 @@ LISTS: dict[str, Callable[[], Table]] = {
     "ops": _ops,
     "models": _models,
     "reports": _reports,
+    "metrics": _metrics,
+    "tasks": _tasks,
     "pipelines": _pipelines,
     "tables": _tables,
 }

@@ -86,7 +86,7 @@ def sites_check(
 
 @app.command("list", epilog="Example: tesla-med list methods")
 def list_entries(
-    what: Annotated[str, typer.Argument(help="methods, ops, models, reports, pipelines or tables.")],
+    what: Annotated[str, typer.Argument(help="methods, ops, models, reports, metrics, tasks, pipelines or tables.")],
     as_json: Json = False,
 ) -> None:
     """List what can be chosen by name, a line each."""

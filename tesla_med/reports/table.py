@@ -21,10 +21,6 @@ def columns() -> tuple[str, ...]:
     return (*CASE, "label", *figure_columns(), *OUTCOME, *PREDICTED)
 
 
-COLUMNS = columns()
-"""As of the import; :func:`columns` has those of metrics that were added later, too."""
-
-
 @REPORTS.register("table")
 class TableReport(Report):
     """Scores as a table; blank where a figure does not exist, never 0 in its place."""

@@ -37,10 +37,6 @@ def columns() -> tuple[str, ...]:
     return ("case", "label", "name", *figure_columns(), "status", "reason")
 
 
-COLUMNS = columns()
-"""As of the import; :func:`columns` has those of metrics that were added later, too."""
-
-
 class MaskScore(Measured):
     """Scores of one class of one case; None is "not applicable", as in :class:`ClassScore`.
 

@@ -11,8 +11,6 @@ not exist then and are None.
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +26,6 @@ from tesla_med.registry import Registry
 from tesla_med.scoring.grids import Doubles, check_labels, checked_spacing, paired, surface_distances
 from tesla_med.types import IntArray
 
-log = logging.getLogger(__name__)
 MICROLITRES_PER_ML = 1000.0
 SURFACE_TOLERANCE_MM = 1.0
 """Surfaces that are at most so far apart agree, in the normalised surface Dice."""
@@ -127,7 +124,6 @@ class Metrics(Registry[Metric]):
 
     def __init__(self) -> None:
         super().__init__("metric", None, "tesla_med.metrics")
-        self._loaded = False
 
     def add(self, metric: Metric) -> Metric:
         """Store a metric under its name.
@@ -144,16 +140,6 @@ class Metrics(Registry[Metric]):
         """
         self._load()
         return sorted(self._entries.values(), key=lambda metric: not metric.needs_reference)
-
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        for entry in importlib.metadata.entry_points(group="tesla_med.metrics"):
-            try:
-                entry.load()
-            except Exception as error:  # what does not concern a run must not stop it
-                log.warning("%s %r of %s cannot be loaded: %s", self.kind, entry.name, entry.value, error)
 
 
 METRICS = Metrics()

@@ -184,7 +184,7 @@ class TTAMethod(Execution, ABC):
         self.load_state_dict(self._initial)
 
 
-METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta")
+METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta", "tesla_med.methods")
 
 
 def make_method(name: str, model: Network, params: Mapping[str, Any], context: MethodContext) -> TTAMethod:

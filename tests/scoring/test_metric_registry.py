@@ -16,11 +16,11 @@ from tesla_med.actions.evaluate import evaluate
 from tesla_med.compare.figures import DICE
 from tesla_med.records import ClassScore
 from tesla_med.reports.base import make_reports
-from tesla_med.reports.table import COLUMNS
+from tesla_med.reports.table import columns
 from tesla_med.reports.tensorboard import CaseCurves
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import metrics
-from tesla_med.scoring.masks import COLUMNS as EVALUATE_COLUMNS
+from tesla_med.scoring.masks import columns as evaluate_columns
 from tesla_med.scoring.metrics import METRICS, Metric, figure_columns
 from tesla_med.scoring.score import of_source
 from tesla_med.tasks.volumes import Volumes
@@ -107,8 +107,9 @@ def compared_rows(results):
 
 def test_the_columns_are_those_of_the_registry():
     assert figure_columns() == OF_RUNS
-    assert COLUMNS[6:13] == OF_RUNS
-    assert EVALUATE_COLUMNS[3:9] == ("dice", "hd95_mm", "assd_mm", "nsd", "volume_ml", "volume_ml_reference")
+    assert columns()[6:13] == OF_RUNS
+    of_masks = ("dice", "hd95_mm", "assd_mm", "nsd", "volume_ml", "volume_ml_reference")
+    assert evaluate_columns()[3:9] == of_masks
     assert DICE.columns[8:13] == ("dice", "dice_source", "hd95_mm", "assd_mm", "nsd")
     assert [METRICS.get(name).name for name in METRICS.names()] == sorted(METRICS.names())
 
