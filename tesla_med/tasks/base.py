@@ -332,4 +332,7 @@ def task_of(pipeline: PipelineConfig) -> type[Task]:
     Raises:
         ConfigError: no such task.
     """
-    return TASKS.get(pipeline.task)
+    try:
+        return TASKS.get(pipeline.task)
+    except ConfigError as error:
+        raise ConfigError(f"pipeline {pipeline.name}: {error}") from None

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tesla_med.config.models import LabelClass
-from tesla_med.reports._content import calibration_rows, tiles
+from tesla_med.reports._content import tiles
+from tesla_med.reports._run_content import calibration_rows
 from tesla_med.scoring.areas import calibration_region, count_case
 from tesla_med.scoring.summary import merge, summarise
 

@@ -176,7 +176,7 @@ def test_rows_of_a_table_are_run_apart_and_shown_together(weights, volumes, tmp_
     assert call("--methods", "bn,ours") == 0
     assert table() == [("ours", "0"), ("ours", "1"), ("bn", "0")]
     assert call("--methods", "source,slow", "--seeds", "1", "--resume") == 0
-    assert "2 cells run, 0 there already" in capsys.readouterr().out
+    assert "2 cells run, 0 already done" in capsys.readouterr().out
     assert table() == [("source", "0"), ("ours", "0"), ("ours", "1"), ("slow", "0"), ("bn", "0")]
     assert call("--methods", "slow", "--first-seed", "7", "--seeds", "1", "--resume", "--reset", "site") == 0
     assert call("--methods", "bn", "--resume", "--set", "methods.tesla.learning_rate=0.1") == 0
@@ -276,7 +276,7 @@ def test_the_command(weights, volumes, tmp_path, capsys):
         arguments += ["--set", text]
     assert run_cli(arguments) == 0
     shown = capsys.readouterr().out
-    assert "2 cells run, 0 there already" in shown
+    assert "2 cells run, 0 already done" in shown
     assert run_cli(arguments) == 2
     assert "--resume adds" in capsys.readouterr().err
     assert run_cli(["compare", "--volumes", str(volumes)]) == 2

@@ -178,7 +178,7 @@ def test_what_is_refused(weights, tiles, tmp_path):
     mixed = table.model_copy(update={"rows": (Row(label="a", method="bn", pipeline="prostate"),)})
     with pytest.raises(ConfigError, match=r"one task.*kather \(classification\), prostate \(segmentation\)"):
         cells_of(mixed)
-    with pytest.raises(ConfigError, match="projection show volumes"):
+    with pytest.raises(ConfigError, match=r"figures of a comparison: not for tiles; they show volumes"):
         cells_of(table.model_copy(update={"figures": ("projection",)}))
     volumes_only = make_table("kather", (SITE,), ("source", "opttta"), ("N-O",), 1)
     result = compare_methods(volumes_only, tiles, **options)

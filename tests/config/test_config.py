@@ -217,7 +217,6 @@ def test_extends_something_unknown(folder):
         ("preprocessing: {orientation: RAX}", ["preprocessing.orientation", "got 'RAX'"]),
         ("preprocessing: {orientation: RLS}", ["preprocessing.orientation", "one letter of each pair"]),
         ("preprocessing: {spacing: [-1, 1, 1]}", ["preprocessing.spacing", "0 (keep) or positive"]),
-        ("task: detection", ["key 'task'", "got 'detection'"]),
         ("report: {bins: 1}", ["key 'report.bins'", "got 1"]),
     ],
 )

@@ -12,10 +12,11 @@ from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.records import CaseResult, ClassScore
-from tesla_med.reports import _content, overlays
+from tesla_med.reports import _content, _run_content, overlays
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.scoring.areas import boundary_band, calibration_region, count_case
+from tesla_med.tasks.base import TASKS
 from tesla_med.types import CaseView
 
 MODELS = ("source", "adapted")
@@ -64,8 +65,9 @@ def test_reports_are_made_once_in_order(tmp_path):
     assert all(report.run.out == tmp_path for report in made)
 
 
-def test_default_pipeline_reports_exist(tmp_path):
-    assert set(run_context(tmp_path).pipeline.reports) <= set(REPORTS.names())
+def test_default_reports_of_every_task_exist():
+    for _, task in TASKS.items():
+        assert {*task.reports, *task.always} <= set(REPORTS.names())
 
 
 # ---------------------------------------------------------------- table
@@ -204,9 +206,9 @@ def test_intervals_of_a_single_case_are_not_applicable(tmp_path):
 )
 def test_a_change_is_coloured_where_its_interval_leaves_zero_out(low, high, wanted):
     difference = {"ece": (low + high) / 2, "ece_interval": [low, high]}
-    assert _content._change(difference, "ece")[2] == wanted
-    assert _content._change({"ece": 0.2, "ece_interval": None}, "ece") == ("+0.200", "n/a", "")
-    assert _content._change({"ece": None, "ece_interval": None}, "ece") == ("–", "", "")
+    assert _run_content._change(difference, "ece")[2] == wanted
+    assert _run_content._change({"ece": 0.2, "ece_interval": None}, "ece") == ("+0.200", "n/a", "")
+    assert _run_content._change({"ece": None, "ece_interval": None}, "ece") == ("–", "", "")
 
 
 def test_calibration_of_nothing_has_no_figures_and_no_stale_picture(tmp_path):

@@ -15,7 +15,7 @@ from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.records import CaseResult
 from tesla_med.scoring.metrics import dice, score_case
-from tesla_med.tasks.base import TASKS, Task
+from tesla_med.tasks.base import TASKS, Task, task_of
 from tesla_med.types import Items, Unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,3 +117,10 @@ def test_what_it_does_not_honour_is_refused_by_name(run):
         run(save_probs=True)
     with pytest.raises(tesla_med.TeslaMedError, match=r"--guard.*: not for cases"):
         run(guard=True)
+
+
+def test_an_unknown_task_is_refused_with_those_that_exist(run):
+    pipeline = load_pipeline("prostate").model_copy(update={"task": "detection"})
+    known = r"pipeline prostate: unknown task 'detection'.* Known: arrays, classification, segmentation"
+    with pytest.raises(tesla_med.TeslaMedError, match=known):
+        task_of(pipeline)
