@@ -57,12 +57,12 @@ def run(arguments: Sequence[str]) -> int:
         text = f"unexpected {type(error).__name__}: {error}; --verbose shows where it happened"
         return _error(arguments, type(error).__name__, text, 1)
     if code == INTERRUPTED:
-        return _error(arguments, "Interrupted", "interrupted; what is finished is complete", INTERRUPTED)
+        return _error(arguments, "Interrupted", "interrupted; finished results are complete", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
 def _error(arguments: Sequence[str], kind: str, message: str, code: int) -> int:
-    """Say what went wrong, as JSON too where that was asked for, and return the exit code."""
+    """Report what went wrong, as JSON too where that was asked for, and return the exit code."""
     if "--json" in arguments:
         Screen(as_json=True).result({"error": {"kind": kind, "message": message}})
     sys.stderr.write(f"Error: {message}\n")

@@ -29,16 +29,22 @@ app = typer.Typer()
 
 @app.command(epilog="Example: tesla-med evaluate --predictions runs/F/tesla-N-O/masks --references ./nii")
 def evaluate(
-    predictions: Annotated[Path, typer.Option(help="Folder of masks or of a run, or a predictions.csv.")],
+    predictions: Annotated[Path, typer.Option(help="Folder of masks, folder of a run, or predictions.csv.")],
     references: Annotated[
         Path | None,
-        typer.Option(help="Folder of references. Tiles: a folder a class, a CSV, or none (column label)."),
+        typer.Option(
+            help="Folder of references. For tiles: one folder per class, a CSV, or nothing (column label)."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write metrics.csv and summary.json here.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse unmatched masks.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse masks or tiles without a partner.")
+    ] = False,
     empty: Annotated[
         str,
-        typer.Option(help="Where both masks are empty: skip leaves the case out of the mean, one counts 1."),
+        typer.Option(
+            help="If both masks are empty: skip leaves the case out of the mean, one counts it as 1."
+        ),
     ] = "skip",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -71,39 +77,47 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, separated by commas (see: tesla-med list methods); with --table the rows to run. "
-            "Default: source,bn,tesla; with --table all rows."
+            help="Methods, separated by commas (see: tesla-med list methods); with --table, the rows to run. "
+            "Default: source,bn,tesla; with --table, all rows."
         ),
     ] = None,
     protocols: Annotated[
         str | None,
-        typer.Option(help="N-O, N-M, Y-O, Y-M, separated by commas; each method under those it has."),
+        typer.Option(
+            help="N-O, N-M, Y-O, Y-M, separated by commas; each method runs under those that it supports."
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 3.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: 3.")] = None,
     first_seed: Annotated[
-        int | None, typer.Option(min=0, help="The first of them, so that parts can be run apart. Default: 0.")
+        int | None,
+        typer.Option(min=0, help="First seed, so that parts can be run separately. Default: 0."),
     ] = None,
-    table: Annotated[str | None, typer.Option(help="A table of the paper by name, or a YAML file.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Table by name (see: tesla-med list tables), or a YAML file.")
+    ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Row that the others are tested against. Default: source.")
+        str | None, typer.Option(help="The row that the others are tested against. Default: source.")
     ] = None,
     weights: Weights = None,
     statistics: Statistics = None,
-    out: Annotated[Path, typer.Option(help="Folder for cells, table and pictures.")] = Path("comparison"),
+    out: Annotated[Path, typer.Option(help="Folder for cells, table and figures.")] = Path("comparison"),
     device: Device = "auto",
     reset: Annotated[
-        str | None, typer.Option(help="never (state goes on from site to site), site or case.")
+        str | None,
+        typer.Option(help="When to reset: never (state carries on from site to site), site or case."),
     ] = None,
-    guard: Annotated[bool, typer.Option("--guard", help="Judge every volume; off by default here.")] = False,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="Apply the guard to every volume; off by default.")
+    ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Add to OUT; cells there are not run again.")
+        bool, typer.Option("--resume", help="Add to the output folder; finished cells are not run again.")
     ] = False,
     overrides: Set = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Compare methods over sites, protocols and seeds; write a table, tests, pictures and one CSV."""
+    """Compare methods over sites, protocols and seeds; write a table with tests, figures and one CSV."""
     from tesla_med.compare.cells import check_protocols
     from tesla_med.compare.grid import compare_methods
     from tesla_med.compare.report import as_json as figures
@@ -120,7 +134,7 @@ def compare(
         changes = {key: value for key, value in given.items() if value is not None}
         chosen = type(chosen).model_validate(chosen.model_dump() | changes)
     elif pipeline is None:
-        raise ConfigError("say --pipeline and --sites, or --table")
+        raise ConfigError("give --pipeline and --sites, or --table")
     else:
         chosen = make_table(
             pipeline,
@@ -148,7 +162,7 @@ def compare(
         )
     header, rows = grid(result.summary)
     screen.table(header, [[cell.strip("*") for cell in row] for row in rows], chosen.title)
-    screen.say(f"{result.done} cells run, {result.skipped} there already; table: {out / 'comparison.html'}")
+    screen.say(f"{result.done} cells run, {result.skipped} already done; table: {out / 'comparison.html'}")
     for name, reason in result.problems:
         sys.stderr.write(f"Not run: {name}: {reason}\n")
     for (label, protocol), count in result.summary.failed.items():
@@ -161,14 +175,16 @@ def compare(
 @app.command(epilog="Example: tesla-med tensorboard runs")
 def tensorboard(
     runs: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 6006,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
 ) -> None:
     """Show curves, policy and overlays of runs in TensorBoard; stop with Ctrl-C."""
     if not runs.is_dir():
         raise DataError(f"{runs}: no such folder; give a run or a folder of runs")
     if not any(runs.rglob("events.out.tfevents.*")):
-        raise DataError(f"{runs}: no TensorBoard files in it or below; run tesla-med adapt or train first")
+        raise DataError(
+            f"{runs}: no TensorBoard files in this folder or below; run tesla-med adapt or train first"
+        )
     import subprocess
 
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs)]

@@ -48,7 +48,7 @@ def sites_check(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Read every image and reference of a site and say what fits and what does not."""
+    """Read every image and reference, or every tile, of a site and report what does not fit."""
     from tesla_med.actions.check import check_site
     from tesla_med.config.resolve import resolve
 
@@ -86,10 +86,12 @@ def sites_check(
 
 @app.command("list", epilog="Example: tesla-med list methods")
 def list_entries(
-    what: Annotated[str, typer.Argument(help="methods, ops, models, reports, metrics, tasks, pipelines or tables.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, ops, models, reports, metrics, tasks, pipelines or tables.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """List what can be chosen by name, a line each."""
+    """List what can be chosen by name, one per line."""
     from tesla_med.cli.listing import LISTS
 
     if what not in LISTS:

@@ -10,15 +10,15 @@ import typer
 
 from tesla_med.errors import ConfigError
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, on standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details on standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Volumes = Annotated[
-    Path, typer.Option("--volumes", help="Folder of images, sub-folders included, or one image.")
+    Path, typer.Option("--volumes", help="Folder of images or tiles, with sub-folders, or one image.")
 ]
-SiteOption = Annotated[str, typer.Option("--site", help="Site: F, prostate/F, or a YAML file.")]
+SiteOption = Annotated[str, typer.Option("--site", help="Site by id (F, prostate/F), or a YAML file.")]
 Pipeline = Annotated[
-    str | None, typer.Option("--pipeline", help="Pipeline or YAML file. Default: the site's.")
+    str | None, typer.Option("--pipeline", help="Pipeline by name, or a YAML file. Default: the site's.")
 ]
 Weights = Annotated[
     Path | None,
@@ -33,14 +33,14 @@ Statistics = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random generator.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same settings.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run with the same settings.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="key=value over the pipeline, site.key=value over the site; repeatable."),
+    typer.Option("--set", help="key=value overrides the pipeline, site.key=value the site; may be repeated."),
 ]
 Reset = Annotated[
     str | None,
-    typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
+    typer.Option(help="When to return to the source model: never, site or case. Default: the pipeline's."),
 ]
 RESETS = ("never", "site", "case")
 

@@ -30,7 +30,8 @@ def show_run(screen: Screen, result: Any) -> int:
     for item in result.failed[:SHOWN]:
         sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
     if len(result.failed) > SHOWN:
-        sys.stderr.write(f"and {len(result.failed) - SHOWN} more; all are in {result.out / 'run.json'}\n")
+        more = len(result.failed) - SHOWN
+        sys.stderr.write(f"and {more} more; {result.out / 'run.json'} lists all\n")
     for note in result.notes:
         screen.say(f"Note: {note}")
     if result.diverged and result.diverged == result.units:

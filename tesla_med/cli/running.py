@@ -39,12 +39,14 @@ def adapt(
     pipeline: Pipeline = None,
     weights: Weights = None,
     statistics: Statistics = None,
-    method: Annotated[str | None, typer.Option(help="See: tesla-med list methods. Default: tesla.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method by name (see: tesla-med list methods). Default: tesla.")
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="N-O: each case as it comes; N-M: several passes over the site; Y-O, Y-M: the same with "
-            "source statistics. Default: the pipeline's, or its counterpart that the method has."
+            help="N-O: adapt to each case as it arrives; N-M: several passes over the site; Y-O, Y-M: the "
+            "same with source statistics. Default: the pipeline's, or its counterpart."
         ),
     ] = None,
     out: Annotated[
@@ -54,13 +56,15 @@ def adapt(
     device: Device = "auto",
     reset: Annotated[
         str | None,
-        typer.Option(help="Return to the source model: never, site or case. Default: the pipeline's."),
+        typer.Option(
+            help="When to return to the source model: never, site or case. Default: the pipeline's."
+        ),
     ] = None,
     guard: Annotated[
         bool | None,
         typer.Option(
             "--guard/--no-guard",
-            help="Stay at or near the source model where adapting does not help. Default: the pipeline's.",
+            help="Stay at or near the source model where adaptation does not help. Default: the pipeline's.",
         ),
     ] = None,
     save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
@@ -70,14 +74,14 @@ def adapt(
     resume: Resume = False,
     overwrite: Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List cases, region, time and memory; write nothing.")
+        bool, typer.Option("--dry-run", help="List cases, estimate time and memory; write nothing.")
     ] = False,
     overrides: Set = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Adapt a model to one site; write masks on the input grid, figures and reports."""
+    """Adapt a model to one site; write masks on the input grid (or classes of tiles), figures and reports."""
     from tesla_med.adapt import run_plan
     from tesla_med.config.models import PROTOCOLS
     from tesla_med.plan import RunRequest, make_plan
@@ -115,10 +119,11 @@ def adapt(
     "--volumes ./nii --site F"
 )
 def predict(
-    weights: Annotated[Path, typer.Option(help="Weights, .safetensors or .pth; adapted ones too.")],
+    weights: Annotated[Path, typer.Option(help="Source or adapted weights, .safetensors or .pth.")],
     volumes: Volumes,
     site: Annotated[
-        str | None, typer.Option(help="Site, for its patterns, region and references. Default: every image.")
+        str | None,
+        typer.Option(help="Site that gives patterns, region and references. Default: use every image."),
     ] = None,
     pipeline: Pipeline = None,
     out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/<site>/predict.")] = None,
@@ -129,7 +134,7 @@ def predict(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Write masks from frozen weights, without adaptation."""
+    """Predict masks, or classes of tiles, with frozen weights, without adaptation."""
     from tesla_med.actions.predict import predict as predict_cases
 
     screen = Screen(quiet, verbose, as_json)
@@ -152,20 +157,24 @@ def predict(
 def rollback(
     run: Annotated[Path, typer.Argument(help="Output folder of adapt.")],
     to_case: Annotated[
-        str, typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or: source.")
+        str,
+        typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or 'source'."),
     ],
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Undo adaptation: give later cases the source model's masks, go back to earlier weights."""
+    """Undo adaptation: give later cases the source model's results and return to earlier weights."""
     from tesla_med.actions.rollback import rollback as roll_back
 
     screen = Screen(quiet, as_json=as_json)
     result = roll_back(run, to_case)
-    screen.say(f"{len(result.undone)} results are the source model's now, {len(result.kept)} are as before")
+    undone, kept = len(result.undone), len(result.kept)
+    screen.say(f"{undone} results are now those of the source model, {kept} are unchanged")
     for name in result.undone[:SHOWN]:
         screen.say(f"rolled back: {name}")
-    screen.say("Weights: " + (str(result.weights) if result.weights else "the source's, or one pair a case"))
+    screen.say(
+        "Weights: " + (str(result.weights) if result.weights else "those of the source, or one pair per case")
+    )
     screen.result(vars(result))
 
 
@@ -195,9 +204,9 @@ def _dry_run(screen: Screen, plan: Any) -> int:
     if overview:
         screen.say(f"{result.units} batches of at most {result.batch}")
     screen.say(
-        f"About {result.seconds:.0f} s on {plan.device} and {result.memory_mib:.0f} MiB for the networks"
+        f"Estimate: {result.seconds:.0f} s on {plan.device}, {result.memory_mib:.0f} MiB for the networks"
     )
-    screen.say(f"Would write {plan.out}; {result.problems} of {len(result.cases)} with a problem")
+    screen.say(f"Would write to {plan.out}; {result.problems} of {len(result.cases)} have a problem")
     content = {
         "out": plan.out,
         "site": plan.site.id,

@@ -30,13 +30,15 @@ app = typer.Typer()
 @app.command(epilog="Example: tesla-med demo --task spinal_cord --out demo-cord")
 def demo(
     task: Annotated[str, typer.Option(help="prostate, spinal_cord or kather (tiles).")] = "prostate",
-    out: Annotated[Path, typer.Option(help="Folder; an earlier demo there is replaced.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Output folder; an earlier demo there is replaced.")] = Path(
+        "demo"
+    ),
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Show the whole loop on generated data: train, adapt to two sites, report. Under 3 minutes."""
+    """Show the whole workflow on generated data: train, adapt to two sites, report. Takes under 3 minutes."""
     from tesla_med.demo.demo import DEMO_TASKS, run_demo
 
     choice("--task", task, DEMO_TASKS)
@@ -51,7 +53,9 @@ def demo(
     ]
     columns = ["site", f"{result.item}s", f"source {metric} %", f"adapted {metric} %", "change"]
     screen.table(columns, rows)
-    screen.say(f"{result.seconds:.0f} s. Generated data: the figures say nothing about real scanners.")
+    screen.say(
+        f"Took {result.seconds:.0f} s. The data are generated: the figures say nothing about real scanners."
+    )
     for row in result.rows:
         screen.say(f"Report of {row.site}: {row.report}")
     screen.say(f"Curves: tesla-med tensorboard {result.out}")
@@ -60,12 +64,13 @@ def demo(
 
 @app.command(epilog="Example: tesla-med train --pipeline prostate --sites A,B --volumes ./nii --out source")
 def train(
-    pipeline: Annotated[str, typer.Option(help="Pipeline or YAML file.")],
+    pipeline: Annotated[str, typer.Option(help="Pipeline by name, or a YAML file.")],
     sites: Annotated[str, typer.Option(help="Labelled source sites, separated by commas.")],
     volumes: Volumes,
     out: Annotated[Path, typer.Option(help="Output folder.")],
     width: Annotated[
-        int | None, typer.Option(min=1, help="Channels of the first level. Default: 64.")
+        int | None,
+        typer.Option(min=1, help="Width of the network, model.params.width. Default: the pipeline's."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the pipeline's.")] = None,
     seed: Seed = 0,

@@ -172,11 +172,11 @@ def case_rows(
         quality: says which cases are to be reviewed.
     """
     rows, shown = [], figure_metrics(results)
-    for place, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1], quality)):
+    for number_in_run, item in sorted(enumerate(results, 1), key=lambda pair: severity(pair[1], quality)):
         remarks = [text for text in (item.reason, *item.notes) if text]
         rows.append(
             CaseRow(
-                anchor=f"case-{place}",
+                anchor=f"case-{number_in_run}",
                 name=item.case,
                 status=item.status,
                 status_text=STATUS_TEXT[item.status],
@@ -199,7 +199,7 @@ def _used_text(result: CaseResult) -> str:
 
 
 def class_summary(results: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """Return one row a class with means over the cases where each figure exists."""
+    """Return one row per class with means over the cases where each figure exists."""
     by_label: dict[int, list[ClassScore]] = {}
     for item in results:
         for score in item.scores:

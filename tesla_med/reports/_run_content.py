@@ -1,4 +1,4 @@
-"""What the HTML report shows of a run beside its cases: calibration and settings, as text."""
+"""What the HTML report shows of a run in addition to its cases: calibration and settings, as text."""
 
 from __future__ import annotations
 

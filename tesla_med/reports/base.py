@@ -38,7 +38,7 @@ class RunContext:
         reset: when the method starts afresh: never, site or case.
         manifest: what is needed to repeat the run (versions, device, hash of the weights,
             resolved settings); JSON-able, may be nested.
-        notes: remarks that hold for every case, such as where the region of interest comes from.
+        notes: remarks that apply to every case, such as where the region of interest comes from.
         folder: the folder that names of items are relative to.
         kind: class of the records.
         item: what the records are of, in the singular.

@@ -64,9 +64,9 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
     names = ", ".join(f"{item.value} {item.name}" for item in pipeline.classes)
     return {
         "classes": names,
-        "all": "every class together: confidence of the most likely class",
+        "all": "all classes together, with the confidence of the most likely class",
         "region": (
-            "reference, source and adapted foreground united, dilated"
+            "union of the foregrounds of reference, source mask and adapted mask, dilated by"
             f" {pipeline.report.region_dilation} voxels within slices"
         ),
         "boundary": (
@@ -74,21 +74,21 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
             " sides, within slices"
         ),
         "ece": "mean over voxels of |accuracy - confidence| of the voxel's bin; bins are (low, high]",
-        "brier": "mean squared error of the probability; of all classes: summed over classes, 0 to 2",
-        "nll": "mean negative natural logarithm of the probability of what is true, at least epsilon",
-        "difference": "adapted minus source; below zero the method is better",
+        "brier": "mean squared error of the probability; for all classes summed over classes, 0 to 2",
+        "nll": "mean negative natural logarithm of the probability of the true value, at least epsilon",
+        "difference": "adapted minus source; below zero the adapted model is better",
         "intervals": (
             "percentiles of the figure over cases drawn with replacement, the same cases for both models;"
             " null with fewer than two cases that have voxels in the area"
         ),
-        "clipped": "voxels whose probability of what is true was below epsilon",
+        "clipped": "voxels whose probability of the true value was below epsilon",
     }
 
 
 def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> bytes | None:
-    """Draw the reliability of the region, or of all tiles, a row for each foreground class.
+    """Draw the reliability of the region, or of all tiles, one row per foreground class.
 
-    Source stands beside adapted.
+    The source model is on the left, the adapted one on the right.
 
     Returns:
         A PNG file, or None where no voxel of the region was scored.
@@ -101,7 +101,7 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
     from matplotlib.figure import Figure
 
     classes = pipeline.foreground
-    what, unit = ("every tile", "tiles") if pipeline.whole_images else (REGION, "voxels")
+    what, unit = ("all labelled tiles", "tiles") if pipeline.whole_images else (REGION, "voxels")
     figure = Figure(figsize=(8.6, 0.5 + 4.1 * len(classes)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     rows = figure.subfigures(len(classes), 1, squeeze=False, hspace=0.04)
@@ -112,7 +112,7 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
         part.suptitle(f"{item.name} (label {item.value}), {what}", color=INK, weight="bold")
         for column, model in enumerate(MODELS):
             _draw(grid[0, column], grid[1, column], summary["region"][model][str(item.value)], model)
-        grid[0, 0].set_ylabel("share that is correct", color=INK)
+        grid[0, 0].set_ylabel("observed frequency", color=INK)
         grid[1, 0].set_ylabel(unit, color=INK)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130)

@@ -36,7 +36,7 @@ class ConfusionReport(Report):
 
 
 def confusion_png(figures: Mapping[str, Any], pipeline: PipelineConfig) -> bytes:
-    """Return a PNG: the share of each predicted class among the tiles of a label, source beside adapted."""
+    """Return a PNG with the share of each predicted class among the tiles of a label, for both models."""
     from matplotlib.figure import Figure
 
     names = [item.name for item in pipeline.classes]
@@ -52,7 +52,7 @@ def confusion_png(figures: Mapping[str, Any], pipeline: PipelineConfig) -> bytes
                 part.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
         part.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
         part.set_yticks(range(len(names)), names, fontsize=8)
-        part.set_xlabel("predicted class, % of the label", color=INK)
+        part.set_xlabel("predicted class, % of the tiles of a label", color=INK)
         part.set_ylabel("label", color=INK)
         part.tick_params(length=0)
         part.spines[:].set_color("#aab3bf")

@@ -47,7 +47,7 @@ class ContactSheetReport(Report):
 def contact_sheet(results: Sequence[TileResult], folder: Path, pipeline: PipelineConfig) -> bytes:
     """Return a PNG of the least certain tiles with their predicted class, most uncertain first.
 
-    Where the label is another class it stands below, in red.
+    A label that differs from the predicted class is shown below it, in red.
 
     Args:
         results: of all tiles.

@@ -22,8 +22,8 @@ from tesla_med.types import CaseView
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One overlay picture, ready to be put into the page."""
+class Overlay:
+    """One overlay, ready to be put into the page."""
 
     uri: str
     caption: str
@@ -62,7 +62,7 @@ class CasePage:
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self._pictures: dict[str, tuple[CaseResult, list[Picture]]] = {}
+        self._pictures: dict[str, tuple[CaseResult, list[Overlay]]] = {}
         self._agreement: dict[str, dict[int, float | None]] = {}
         self._drawable = 0
 
@@ -164,7 +164,7 @@ def template(name: str) -> Any:
     return environment.get_template(name)
 
 
-def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Picture]:
+def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Overlay]:
     """Draw the slices of one case that hold the most foreground.
 
     Args:
@@ -182,7 +182,7 @@ def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Pictu
         figure = overlays.draw(view, axis, index, run.pipeline.foreground, _titles(view, axis, index, run))
         caption = f"Slice {index + 1} of {view.image.shape[axis]}, display window {low:.4g} to {high:.4g}"
         uri = data_uri(overlays.to_jpeg(figure), "image/jpeg")
-        pictures.append(Picture(uri, caption, round(figure.get_figwidth() * figure.dpi)))
+        pictures.append(Overlay(uri, caption, round(figure.get_figwidth() * figure.dpi)))
     return pictures
 
 

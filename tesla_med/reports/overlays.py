@@ -76,7 +76,7 @@ def layout(affine: npt.NDArray[np.float64], spacing: Sequence[float], axis: int)
 
 
 def display_window(view: CaseView) -> tuple[float, float]:
-    """Return the 1st and 99.5th percentile about the foreground, one window for the whole case.
+    """Return the 1st and 99.5th percentile around the foreground, one window for the whole case.
 
     Bright parts far from the structure, such as near a coil, would leave the structure dark.
     """

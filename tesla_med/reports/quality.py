@@ -19,7 +19,7 @@ class QualityReport(Report):
     """Predicted Dice of every case, and how good the predictions were where that can be told."""
 
     name = "quality"
-    summary = "predicted Dice, audited where references exist"
+    summary = "predicted_dice.json, audited with a scatter plot where references exist"
 
     def finish(self, results: Sequence[CaseResult]) -> list[Path]:
         """Write the figures, and the scatter plot where at least one pair can be compared."""
@@ -57,7 +57,7 @@ def _case(result: CaseResult) -> dict[str, Any]:
 
 
 def scatter_png(results: Sequence[CaseResult]) -> bytes:
-    """Draw true against predicted Dice with intervals, a marker a class.
+    """Draw true against predicted Dice with intervals, one marker per class.
 
     Args:
         results: at least one of them with both.
@@ -105,7 +105,7 @@ def scatter_png(results: Sequence[CaseResult]) -> bytes:
     axes.set_title(f"r {text}, {covered} of {summary.pairs} in their 90 % interval", color=INK, fontsize=10.5)
     lowest = min(min(score.dice or 0.0, score.predicted_low or 0.0) for score in found)
     start = max(0.0, min(0.9, lowest - 0.05))
-    axes.set(xlim=(start, 1), ylim=(start, 1), xlabel="predicted Dice", ylabel="Dice")
+    axes.set(xlim=(start, 1), ylim=(start, 1), xlabel="predicted Dice", ylabel="true Dice")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e8ebef", linewidth=0.8)
     axes.legend(frameon=False, fontsize=8.5, loc="upper left")

@@ -1,4 +1,4 @@
-"""``report/metrics.csv``: one row for each case and foreground class."""
+"""``report/metrics.csv``: one row per case and foreground class; for tiles, one row per class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TableReport(Report):
     """Scores as a table; blank where a figure does not exist, never 0 in its place."""
 
     name = "table"
-    summary = "metrics.csv: one row for each case and class; of tiles one row per class"
+    summary = "metrics.csv: one row per case and class; for tiles, one row per class"
     kinds = (CaseResult, TileResult)
 
     def finish(self, results: Sequence[Any]) -> list[Path]:

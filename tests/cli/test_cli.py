@@ -113,7 +113,7 @@ def test_list(what, entry, capsys):
 
 def test_list_of_something_else(capsys):
     assert run(["list", "wishes"]) == 2
-    assert "methods, ops, models, reports, pipelines" in capsys.readouterr().err
+    assert "methods, ops, models, reports, metrics, tasks, pipelines" in capsys.readouterr().err
 
 
 def test_sites(place, capsys):
@@ -192,7 +192,7 @@ def test_dry_run_writes_nothing(place, weights, capsys):
     before = small.files_below(place)
     assert adapt("--dry-run", weights=weights) == 0
     text = capsys.readouterr().out
-    for word in ("Case00", "Case01", "32x32x4", "Region: whole field", "About", " s on cpu", "MiB"):
+    for word in ("Case00", "Case01", "32x32x4", "Region: whole field", "Estimate:", " s on cpu", "MiB"):
         assert word in text
     assert adapt("--dry-run", "--json", weights=weights) == 0
     content = one_object(capsys.readouterr().out)

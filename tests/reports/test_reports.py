@@ -402,8 +402,8 @@ def test_page_says_what_it_must(tmp_path):
         "differs by 2.4 mm from the image",
         "over 1 of 3 cases",
         "1 unscored",
-        "Radiological display",
-        "dilated 3 voxels within slices",
+        "in radiological display",
+        "dilated by 3 voxels within slices",
         "weak_views",
     ):
         assert wanted in text, wanted
@@ -501,7 +501,7 @@ def test_pictures_are_kept_for_the_worst_cases(tmp_path):
 def test_cases_of_an_earlier_run_are_said_to_have_no_pictures(tmp_path):
     run = run_context(tmp_path)
     resumed, _ = case(run, 1)
-    sentence = "finished in an earlier run of this output folder"
+    sentence = "finished in an earlier run in this output folder"
     assert f"1 of these cases was {sentence}" in page(run, [(resumed, None), case(run, 2), (failed(), None)])
     assert sentence not in page(run, [case(run, 2), (failed(), None)])
 
