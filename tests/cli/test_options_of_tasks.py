@@ -278,7 +278,7 @@ TABLE = {
         "--volumes": ([], works),
         "--set": (["site.terms=mine"], works),
     },
-    "demo": None,  # its options are those of its one run: tests/demo/test_demo.py
+    "demo": None,  # it takes no data of a user's; its options: tests/demo/test_demo.py
 }
 
 

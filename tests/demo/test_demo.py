@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
+import typer
 
+from tesla_med.cli.app import app, run
 from tesla_med.config.files import load_site
 from tesla_med.demo import demo
 from tesla_med.demo.demo import run_demo
@@ -44,9 +47,40 @@ def with_half_as_many(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     monkeypatch.setattr(demo, "RECIPES", demo.RECIPES | changed)
 
 
+def check_options(result, monkeypatch, capsys) -> None:
+    """Give every option of the command for a task whose demo has run: it is not run again."""
+    asked = {}
+
+    def stand_in(task, out, *, device, progress):
+        asked.update(task=task, out=out, device=device)
+        logging.getLogger("tesla_med.demo").info("a detail")
+        return result
+
+    def shown(*options):
+        monkeypatch.setattr(demo, "run_demo", stand_in)
+        capsys.readouterr()
+        assert run(["demo", "--task", result.task, "--device", "cpu", "--out", "somewhere", *options]) == 0
+        assert asked == {"task": result.task, "out": Path("somewhere"), "device": "cpu"}
+        return capsys.readouterr()
+
+    command = typer.main.get_command(app).commands["demo"]
+    every = {name for option in command.params for name in option.opts if name.startswith("--")}
+    given = {"--task", "--out", "--device", "--quiet", "--verbose", "--json"}
+    assert every - {"--help"} == given
+    plain, quiet, verbose = shown(), shown("--quiet"), shown("--verbose")
+    for row in result.rows:
+        assert str(row.report) in "".join(plain.out.split()) + "".join(plain.err.split())
+    assert len(quiet.out + quiet.err) < len(plain.out + plain.err)
+    assert "a detail" in verbose.err
+    assert "a detail" not in plain.err
+    content = json.loads(shown("--json").out)
+    assert [row["site"] for row in content["sites"]] == [row.site for row in result.rows]
+    assert content["weights"] == str(result.weights)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("task", TASKS)
-def test_whole_loop(task: Task, tmp_path: Path) -> None:
+def test_whole_loop(task: Task, tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "demo"
     stages: list[str] = []
     result = run_demo(task, out, device="cpu", progress=lambda stage, done, total: stages.append(stage))
@@ -65,6 +99,7 @@ def test_whole_loop(task: Task, tmp_path: Path) -> None:
     assert (out / record["sites"][1]["report"]).is_file()
     assert {"images", "train", "statistics"} <= set(stages)
     assert any(stage.startswith("phantom-hard") for stage in stages)
+    check_options(result, monkeypatch, capsys)
 
 
 @pytest.mark.usefixtures("quick")
@@ -107,7 +142,7 @@ def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_whole_loop_on_tiles(tmp_path: Path) -> None:
+def test_whole_loop_on_tiles(tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "demo"
     stages: list[str] = []
     result = run_demo("kather", out, device="cpu", progress=lambda stage, done, total: stages.append(stage))
@@ -127,6 +162,7 @@ def test_whole_loop_on_tiles(tmp_path: Path) -> None:
         assert found.labelled
         assert not found.skipped
     assert {"images", "train", "phantom-hard: tiles"} <= set(stages)
+    check_options(result, monkeypatch, capsys)
     again = run_demo("prostate", out, device="cpu")
     assert again.task == "prostate"
     assert not (out / "site_configs" / "kather").exists()
