@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is going on, how much of it is done, and how much there is."""
+"""Called with the stage, how much of it is done, and how much there is in total."""
 
 Status = Literal["ok", "empty", "blank", "unscored", "collapsed", "failed"]
 Used = Literal["adapted", "partial", "source"]

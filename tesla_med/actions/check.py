@@ -41,6 +41,6 @@ def check_site(
     for found in ahead(task.refs(items, 0, 1), task.check):
         checks.append(found)
         progress(f"checking {task.item}s", len(checks), len(items.names))
-    order = {name: place for place, name in enumerate(items.names)}
+    order = {name: index for index, name in enumerate(items.names)}
     checks.sort(key=lambda item: order[item.case])
     return SiteCheck(items.folder, task.item, tuple(checks), items.skipped)

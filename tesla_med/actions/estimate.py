@@ -59,7 +59,7 @@ def estimate(plan: Plan, progress: Progress = lambda *_: None) -> Estimate:
             counts.append(images.shape[0])
         rows += task.expected(loaded.ref, unit, problem)
         progress(f"reading {task.item}s", len(rows), len(plan.items.names))
-    order = {name: place for place, name in enumerate(plan.items.names)}
+    order = {name: index for index, name in enumerate(plan.items.names)}
     rows.sort(key=lambda row: order[row.case])
     size = plan.params(plan.method).batch_slices
     common: dict[str, Any] = {"region": _region(plan), "units": len(plan.refs)}

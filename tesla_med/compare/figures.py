@@ -98,7 +98,7 @@ class Paired:
         p: two-sided; of Dice, of Wilcoxon's signed-rank test, None without two pairs that differ; of
             tiles, of McNemar's exact test, None without a pair that differs.
         p_holm: corrected over the rows of the table.
-        harmed: cases more than a point (0.01) below the baseline; tiles that are right less often.
+        harmed: cases more than a point (0.01) below the baseline; tiles classified correctly less often.
         worst: smallest difference.
     """
 
@@ -114,7 +114,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a row took: seconds a slice or tile of the cells, and the highest memory of one of them."""
+    """What a row took: seconds per slice or tile over its cells, and the peak memory of any of them."""
 
     seconds_per_slice: float | None
     peak_memory_mib: float | None
@@ -179,7 +179,7 @@ def summarise(
     """Return the table of tidy rows.
 
     Args:
-        rows: one a case and class, or a tile, with the keys of the metric's ``columns``.
+        rows: one per case and class, or per tile, with the keys of the metric's ``columns``.
         sites: columns.
         order: (row, protocol) pairs in the order of the table.
         baseline: row that others are compared with, under the same protocol if it has it, else any.
@@ -226,8 +226,8 @@ def _by_class(
         name = row[metric.of_class]
         if name in classes and row[metric.column] is not None:
             groups = by_key.setdefault((row["row"], row["protocol"]), {})
-            place = name, f"{row['site']}/{row['case']}", row["seed"]
-            groups.setdefault(name, {})[place] = row[metric.column]
+            part = name, f"{row['site']}/{row['case']}", row["seed"]
+            groups.setdefault(name, {})[part] = row[metric.column]
     found: dict[tuple[str, str, str], Figure] = {}
     for (label, protocol), groups in by_key.items():
         for name, cases in groups.items():

@@ -124,8 +124,8 @@ class _Grid:
         overrides: tuple[str, ...],
         only: Sequence[str] | None = None,
     ) -> None:
-        self.places = site_names(table.sites)
-        table = table.model_copy(update={"sites": tuple(self.places)})
+        self.given_sites = site_names(table.sites)
+        table = table.model_copy(update={"sites": tuple(self.given_sites)})
         self.table, self.volumes, self.out, self.device, self.reset = table, volumes, out, device, reset
         self.weights, self.statistics = weights, statistics
         self.overrides = (*overrides, f"guard.enabled={str(guard).lower()}")
@@ -223,13 +223,13 @@ class _Grid:
             for seed in seeds
         ]
         cells = [*self.wanted, *(cell for cell in asked if self._is_done(cell))]
-        order = {row.label: place for place, row in enumerate(self.table.rows)}
+        order = {row.label: index for index, row in enumerate(self.table.rows)}
         return sorted(cells, key=lambda cell: order[cell.row.label])
 
     def _configs(self, cell: Cell) -> tuple[SiteConfig, PipelineConfig, tuple[str, ...]]:
         overrides = (*self.overrides, *cell.row.overrides)
         pipeline = cell.row.pipeline or self.table.pipeline
-        site, config = resolve(self.places[cell.site], pipeline, overrides)
+        site, config = resolve(self.given_sites[cell.site], pipeline, overrides)
         return site, config, overrides
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class _Grid:
         return [item.name for item in classes if self.task.background or item.value != 0]
 
     def _figures(self) -> dict[str, bytes]:
-        """Return the pictures beyond those of the table, by file name."""
+        """Return the figures in addition to those of the table, by file name."""
         if not self.table.figures:
             return {}
         from tesla_med.compare.pictures import draw_site
@@ -346,7 +346,7 @@ class _Grid:
         texts = self._configs(cell)[2]
         return make_plan(
             RunRequest(
-                self.places[cell.site],
+                self.given_sites[cell.site],
                 self.volumes,
                 weights=weights or self.weights,
                 statistics=None if source else self._statistics_of(cell),

@@ -74,7 +74,7 @@ def draw_site(
 
 
 def qualitative(case: Case, plan: Plan, folders: Mapping[str, RunFolder]) -> bytes:
-    """Return a PNG: the slice with most foreground, one panel a row and the reference last.
+    """Return a PNG: the slice with most foreground, one panel per row and the reference last.
 
     Args:
         case: with a reference.
@@ -134,9 +134,9 @@ def features_of(case: Case, plan: Plan, seed: int = 0) -> Features:
     vectors, targets = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).numpy(), small.flatten().numpy()
     chosen = []
     for index in range(len(plan.pipeline.classes)):
-        places = np.flatnonzero(targets == index)
-        if len(places):
-            chosen.append(generator.choice(places, min(PIXELS, len(places)), replace=False))
+        pixels = np.flatnonzero(targets == index)
+        if len(pixels):
+            chosen.append(generator.choice(pixels, min(PIXELS, len(pixels)), replace=False))
     if len(chosen) < 2:
         raise DataError(f"case {case.name}: its reference has one class only, so nothing can be told apart")
     kept = np.concatenate(chosen)
@@ -164,11 +164,11 @@ def projection(found: Mapping[str, Features], pipeline: PipelineConfig, seed: in
     parts = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, (row, item) in zip(parts, found.items(), strict=True):
         perplexity = min(30.0, (len(item.vectors) - 1) / 3)
-        places = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(item.vectors)
+        points = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(item.vectors)
         for index, label in enumerate(pipeline.classes):
             mine = item.labels == index
             colour = "#9aa5b1" if label.value == 0 else label.color
-            axes.scatter(*places[mine].T, s=5, color=colour, label=label.name, linewidths=0)
+            axes.scatter(*points[mine].T, s=5, color=colour, label=label.name, linewidths=0)
         axes.set(xticks=[], yticks=[])
         axes.set_title(f"{row}\nsilhouette {item.silhouette:.2f}", fontsize=10)
     parts[0].legend(fontsize=8, frameon=False, markerscale=2)
@@ -198,7 +198,7 @@ class SanityCheck:
         ranks: 1 is the sub-policy of the highest probability.
         names: ops of each.
         dice: of the student on views of it, mean over cases and classes.
-        pearson: of rank and Dice; above 0 where the policy is right.
+        pearson: of rank and Dice; above 0 where the order of the policy agrees with the Dice.
     """
 
     ranks: tuple[int, ...]
@@ -215,7 +215,7 @@ def sanity_check(plan: Plan, cases: Sequence[Case], count: int = 12) -> SanityCh
     """
     scores: list[list[float]] = []
     names: list[str] = []
-    places = np.array([0])
+    indices = np.array([0])
     for case in cases:
         method = plan.make_method(plan.method)
         policy = method.policy if isinstance(method, TeSLA) else None
@@ -225,11 +225,11 @@ def sanity_check(plan: Plan, cases: Sequence[Case], count: int = 12) -> SanityCh
         loaded = plan.task.load(Ref(case.name, (case.name,), case)).images
         Driver(method, plan.protocol, "case").adapt_to_case(images if loaded is None else loaded)
         order = policy.probabilities.argsort(descending=True).cpu()
-        places = np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))
-        names = names or [policy.name(int(order[place])) for place in places]
-        scores.append([_dice_under(method, policy, int(order[place]), images, labels) for place in places])
+        indices = np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))
+        names = names or [policy.name(int(order[index])) for index in indices]
+        scores.append([_dice_under(method, policy, int(order[index]), images, labels) for index in indices])
     means = np.array(scores).mean(axis=0)
-    ranks = tuple(int(place) + 1 for place in places)
+    ranks = tuple(int(index) + 1 for index in indices)
     known = len(means) > 2 and means.std() > 1e-9
     r = float(np.corrcoef(ranks, means)[0, 1]) if known else None
     return SanityCheck(ranks, tuple(names), tuple(float(value) for value in means), r)
@@ -246,10 +246,10 @@ def _dice_under(
     drawn = policy.draw(tuple(images.shape), by="uniform")
     chosen = torch.full_like(drawn.sub_policy, sub_policy)
     noise = {}
-    for position, op in enumerate(policy.ops):
-        if op.noise is not None and bool((policy.sub_policies[sub_policy] == position).any()):
+    for index, op in enumerate(policy.ops):
+        if op.noise is not None and bool((policy.sub_policies[sub_policy] == index).any()):
             size = op.noise(tuple(images.shape))
-            noise[position] = torch.randn(size, generator=policy.noise_generator, device=images.device)
+            noise[index] = torch.randn(size, generator=policy.noise_generator, device=images.device)
     view = policy.apply_draw(images, replace(drawn, sub_policy=chosen, noise=noise))
     classes = int(method.probabilities(method.student, view.images[:1]).shape[1])
     hot = torch.nn.functional.one_hot(labels, classes).permute(0, 3, 1, 2).float().to(images.device)

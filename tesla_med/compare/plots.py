@@ -17,16 +17,16 @@ COLOURS = (
 NOTES = (
     "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
     "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
-    "signed-rank, Holm corrected over rows) are against the baseline, paired by case. Harmed: cases more "
-    "than a point below the baseline. ECE: over one region for all rows, the first seed, mean over sites. "
+    "signed-rank, Holm-corrected over rows) are against the baseline, paired by case. Harmed: cases more "
+    "than a point below the baseline. ECE: over one region for all rows, first seed, mean over sites. "
     "Not a medical device."
 )
 TILE_NOTES = (
-    "Error, 100 % less the accuracy over all labelled tiles of a site; mean and standard deviation over "
+    "Error, 100 % minus the accuracy over all labelled tiles of a site; mean and standard deviation over "
     "seeds; lower is better. Change of the error, in points, its interval (95 %, bootstrap over tiles) and p "
-    "(McNemar's exact test over tiles, Holm corrected over rows; over several seeds a tile is won or lost by "
-    "the share of seeds that were right) are against the baseline, paired by tile. Harmed: tiles that are "
-    "right less often. ECE: over all labelled tiles, the first seed, mean over sites. Not a medical device."
+    "(McNemar's exact test over tiles, Holm-corrected over rows; over several seeds a tile is won or lost by "
+    "the share of seeds that are correct) are against the baseline, paired by tile. Harmed: tiles classified "
+    "correctly less often. ECE: over all labelled tiles, first seed, mean over sites. Not a medical device."
 )
 
 
@@ -85,7 +85,7 @@ def _dice_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
     figure, axes = _figure(width, 4.2, len(summary.sites))
     for part, site in zip(axes, summary.sites, strict=True):
         for index, key in enumerate(summary.rows):
-            points = [value for (*row, place, _), value in means.items() if (*row, place) == (*key, site)]
+            points = [value for (*row, name, _), value in means.items() if (*row, name) == (*key, site)]
             colour = COLOURS[index % len(COLOURS)]
             spread = [index + 0.25 * ((7 * n) % 11 / 10 - 0.5) for n in range(len(points))]
             part.plot(spread, [100 * v for v in points], "o", color=colour, markersize=3.5, alpha=0.65, mew=0)
@@ -94,7 +94,7 @@ def _dice_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
                 part.plot([index - 0.32, index + 0.32], [mean, mean], color=colour, linewidth=2.4)
         part.set_title(site, color=INK, fontsize=11)
         part.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
-    axes[0].set_ylabel("Dice of a case, %", color=INK)
+    axes[0].set_ylabel("Dice per case, %", color=INK)
     return _png(figure)
 
 
@@ -121,8 +121,8 @@ def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(min(low, -3), max(high, 3))
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
-    axes[0].set_ylabel(f"Dice of a case less that of {summary.baseline}, points", color=INK)
-    axes[0].set_title("Change of each case; red: more than a point lost", color=INK, fontsize=11)
+    axes[0].set_ylabel(f"change in Dice per case against {summary.baseline}, points", color=INK)
+    axes[0].set_title("Change per case; red: loss of more than one point", color=INK, fontsize=11)
     return _png(figure)
 
 
@@ -147,7 +147,7 @@ def _error_plot(summary: Summary) -> bytes:
 
 
 def _won_and_lost(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes | None:
-    """Draw the share of tiles that are right more often, and less often, than under the baseline."""
+    """Draw the share of tiles classified correctly more often, and less often, than under the baseline."""
     labels = {key: text for key, text in _labels(summary).items() if key in summary.paired}
     if not labels:
         return None
@@ -166,8 +166,10 @@ def _won_and_lost(summary: Summary, means: Mapping[tuple[str, str, str, str], fl
         axes[0].bar(index, -lost, 0.62, color=ZERO)
     axes[0].axhline(0, color=INK, linewidth=1)
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
-    axes[0].set_ylabel(f"% of tiles won and lost against {summary.baseline}", color=INK)
-    axes[0].set_title("Tiles right more often (up) and less often (down, red)", color=INK, fontsize=11)
+    axes[0].set_ylabel(f"% of tiles gained and lost against {summary.baseline}", color=INK)
+    axes[0].set_title(
+        "Tiles classified correctly more often (up) and less often (down, red)", color=INK, fontsize=11
+    )
     return _png(figure)
 
 
@@ -185,7 +187,7 @@ def _calibration_plot(summary: Summary) -> bytes:
             axes[0].plot([index] * len(points), points, "o", color=INK, markersize=3)
     axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
     where = "" if summary.metric is ACCURACY else " in the region"
-    axes[0].set_ylabel(f"ECE{where}; a point a site", color=INK)
+    axes[0].set_ylabel(f"ECE{where}; one point per site", color=INK)
     return _png(figure)
 
 
@@ -209,12 +211,12 @@ def _reliability_plot(summary: Summary) -> bytes:
         above, below = grid[2 * (index // columns) : 2 * (index // columns) + 2, index % columns]
         bins = summary.reliability[key]
         left, width = bins["edges"][:-1], bins["edges"][1] - bins["edges"][0]
-        filled = [place for place, count in enumerate(bins["count"]) if count]
+        filled = [number for number, count in enumerate(bins["count"]) if count]
         colour = COLOURS[index % len(COLOURS)]
-        places, shares = [left[place] for place in filled], [bins["accuracy"][place] for place in filled]
-        above.bar(places, shares, width, align="edge", color=colour, edgecolor="white", linewidth=0.6)
+        starts, shares = [left[number] for number in filled], [bins["accuracy"][number] for number in filled]
+        above.bar(starts, shares, width, align="edge", color=colour, edgecolor="white", linewidth=0.6)
         above.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        above.plot([bins["confidence"][place] for place in filled], shares, "o", color=INK, markersize=2)
+        above.plot([bins["confidence"][number] for number in filled], shares, "o", color=INK, markersize=2)
         above.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         above.set_title(text, color=INK, fontsize=8)
         total = max(sum(bins["count"]), 1)
@@ -222,7 +224,7 @@ def _reliability_plot(summary: Summary) -> bytes:
         below.set_ylim(0, 1)
         below.set_yticks([])
         if index % columns == 0:
-            above.set_ylabel("share that is correct", color=INK, fontsize=8)
+            above.set_ylabel("observed frequency", color=INK, fontsize=8)
             below.set_ylabel("voxels" if summary.metric is DICE else "tiles", color=INK, fontsize=8)
         if index + columns >= len(labels):
             below.set_xlabel("confidence", color=INK, fontsize=8)

@@ -22,16 +22,16 @@ COLOURS = (
 NOTES = (
     "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
     "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
-    "signed-rank, Holm corrected over rows) are against the baseline, paired by case. Harmed: cases more "
-    "than a point below the baseline. ECE: over one region for all rows, the first seed, mean over sites. "
+    "signed-rank, Holm-corrected over rows) are against the baseline, paired by case. Harmed: cases more "
+    "than a point below the baseline. ECE: over one region for all rows, first seed, mean over sites. "
     "Not a medical device."
 )
 TILE_NOTES = (
-    "Error, 100 % less the accuracy over all labelled tiles of a site; mean and standard deviation over "
+    "Error, 100 % minus the accuracy over all labelled tiles of a site; mean and standard deviation over "
     "seeds; lower is better. Change of the error, in points, its interval (95 %, bootstrap over tiles) and p "
-    "(McNemar's exact test over tiles, Holm corrected over rows; over several seeds a tile is won or lost by "
-    "the share of seeds that were right) are against the baseline, paired by tile. Harmed: tiles that are "
-    "right less often. ECE: over all labelled tiles, the first seed, mean over sites. Not a medical device."
+    "(McNemar's exact test over tiles, Holm-corrected over rows; over several seeds a tile is won or lost by "
+    "the share of seeds that are correct) are against the baseline, paired by tile. Harmed: tiles classified "
+    "correctly less often. ECE: over all labelled tiles, first seed, mean over sites. Not a medical device."
 )
 
 
@@ -103,7 +103,7 @@ def grid(summary: Summary) -> tuple[list[str], list[list[str]]]:
     header = [
         *("row", "protocol"),
         *(f"{column}, error %" if metric.as_error else column for column in columns),
-        *("change", "95 % interval", "p", "harmed", "worst", "ECE", f"ms a {metric.piece}", "MiB"),
+        *("change", "95 % interval", "p", "harmed", "worst", "ECE", f"ms per {metric.piece}", "MiB"),
     ]
     best = {
         column: max(

@@ -102,7 +102,7 @@ def _pipeline_path(name: str, roots: list[Path]) -> Path:
 def _with_parents(path: Path, roots: list[Path], seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         chain = " -> ".join(item.stem for item in (*seen, path))
-        raise ConfigError(f"{path}: 'extends' goes round in a circle: {chain}")
+        raise ConfigError(f"{path}: 'extends' is circular: {chain}")
     content = read_yaml(path)
     parent = content.pop("extends", None)
     if parent is None:
@@ -134,7 +134,7 @@ def load_site(
     content = read_yaml(path)
     for key, value in (("id", path.stem), ("pipeline", folder)):
         if content.setdefault(key, value) != value:
-            raise ConfigError(f"{path}: key {key!r} is {content[key]!r} but the file's place says {value!r}")
+            raise ConfigError(f"{path}: key {key!r} is {content[key]!r} but the file's path says {value!r}")
     own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
     return _validate(SiteConfig, apply_overrides(content, own), path, own)
 
@@ -152,7 +152,7 @@ def _site_path(name: str, pipeline: str | None, roots: list[Path]) -> tuple[Path
         return next((path, item) for item, path in found.items())
     if found:
         choices = " or ".join(f"{item}/{site}" for item in found)
-        raise ConfigError(f"site {site!r} exists in more than one pipeline: say {choices}")
+        raise ConfigError(f"site {site!r} exists in more than one pipeline: give {choices}")
     known = [f"{item}/{key}" for item in folders for key in site_files(item, roots)]
     if folder and folder not in site_folders(roots):
         raise ConfigError(unknown_name("site folder", folder, site_folders(roots)))

@@ -43,7 +43,7 @@ class MaskLayer(Section):
 
     pattern: str = Field(description="glob; its last * is the case key shared with the image")
     write: int | None = Field(None, ge=0, le=65535, description="label painted where the file > 0")
-    values: dict[int, int] | None = Field(None, description="file value -> label, others refused")
+    values: dict[int, int] | None = Field(None, description="file value -> label; other values are refused")
 
     @model_validator(mode="after")
     def _one_rule(self) -> MaskLayer:
@@ -66,7 +66,7 @@ class Files(Section):
     )
     masks: tuple[MaskLayer, ...] = ()
     combine: Literal["paint", "majority"] = Field(
-        "paint", description="paint: later layers over earlier ones; majority: one vote a layer"
+        "paint", description="paint: later layers over earlier ones; majority: one vote per layer"
     )
     series_image: int | None = Field(
         None, ge=0, description="which image of a series to take, from 0; none: a series is refused"
@@ -119,7 +119,7 @@ class Scanner(Section):
 
 
 class SiteConfig(Section):
-    """Where one site's data come from. ``pipeline`` and ``id`` follow from the file's place."""
+    """Where one site's data come from. ``pipeline`` and ``id`` follow from the path of the file."""
 
     id: str
     pipeline: str
@@ -172,9 +172,9 @@ class Preprocessing(Section):
         None, description="resize every slice to this many pixels"
     )
     anti_aliasing: bool = False
-    model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0,1] is mapped to this")
+    model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0, 1] is mapped to this range")
     stain_normalisation: bool = Field(
-        False, description="of tiles: bring haematoxylin and eosin to those of a reference (Macenko)"
+        False, description="for tiles: normalise haematoxylin and eosin to those of a reference (Macenko)"
     )
 
     @field_validator("orientation")
@@ -221,29 +221,50 @@ class GuardConfig(Section):
 
     enabled: bool = False
     no_shift: float = Field(
-        0.975, ge=0, le=1, description="source mask with and without the volume's own statistics: no shift"
+        0.975,
+        ge=0,
+        le=1,
+        description="agreement of source masks with and without own statistics that means no shift",
     )
-    close: float = Field(0.93, ge=0, le=1, description="source and adapted mask: a part of the way")
-    small_step: float = Field(0.25, ge=0, le=1, description="that part, of weights and statistics")
-    large_step: float = Field(0.5, ge=0, le=1, description="that part where the entropy fell by 'certain'")
+    close: float = Field(
+        0.93,
+        ge=0,
+        le=1,
+        description="agreement of source and adapted mask from which a partial step is taken",
+    )
+    small_step: float = Field(
+        0.25, ge=0, le=1, description="size of the partial step in weights and statistics"
+    )
+    large_step: float = Field(
+        0.5, ge=0, le=1, description="size of the step where the entropy fell by 'certain'"
+    )
     certain: float = Field(0.35, ge=0, le=1, description="relative fall of entropy over the union of masks")
-    unrelated: float = Field(0.5, ge=0, le=1, description="source and adapted mask: not the same thing")
+    unrelated: float = Field(
+        0.5, ge=0, le=1, description="agreement below which source and adapted mask show different structures"
+    )
     missed_foreground: float = Field(
-        0.5, ge=0, le=1, description="source foreground below this share of the adapted: missed"
+        0.5, ge=0, le=1, description="a source foreground below this share of the adapted one is a miss"
     )
     unsupported: float = Field(
-        0.3, ge=0, le=1, description="adapted mask and own-statistics mask: nothing speaks for it"
+        0.3,
+        ge=0,
+        le=1,
+        description="agreement with the own-statistics mask below which an adapted mask is unsupported",
     )
     largest_foreground: float = Field(0.6, gt=0, le=1, description="share of the field; more is a collapse")
     misfit: float = Field(
-        1.25, ge=1, description="entropy with the volume's own statistics over the source's: they do not fit"
+        1.25,
+        ge=1,
+        description="ratio of entropies, own statistics to source's, at which the own ones do not fit",
     )
-    least_fall: float = Field(0.075, ge=0, le=1, description="relative fall of entropy that must be seen")
+    least_fall: float = Field(
+        0.075, ge=0, le=1, description="relative fall of the entropy that adaptation must bring"
+    )
     statistics_only: float = Field(
         0.75,
         ge=0,
         le=1,
-        description="entropy with own statistics over the source's: take these, not the source",
+        description="ratio of entropies up to which own statistics replace those of the source",
     )
 
 
@@ -256,7 +277,7 @@ class QualityConfig(Section):
     review_below: float = Field(
         0.75, ge=0, le=1, description="cases whose predicted Dice is lower come first in the report"
     )
-    fitted_on: str = Field("", description="never the sites it judges")
+    fitted_on: str = Field("", description="data of the fit; never the sites that are judged")
 
 
 class ReportConfig(Section):
@@ -294,7 +315,7 @@ class PipelineConfig(Section):
     guard: GuardConfig = GuardConfig()
     quality: QualityConfig = QualityConfig()
     keep_largest: bool = Field(
-        False, description="of the foreground keep the largest connected component, in masks only"
+        False, description="keep only the largest connected component of the foreground, in masks only"
     )
     recalibrate: bool = Field(
         False, description="temperature of the probabilities, chosen without labels; masks stay as they are"

@@ -62,15 +62,15 @@ def _pipeline_of_card(weights: str | Path | None) -> str:
     """Return the pipeline that the card beside the weights names."""
     card = None if weights is None else Path(weights).with_suffix(".json")
     if card is None or not card.is_file():
-        raise ConfigError("these weights have no card, so say --pipeline or --site")
+        raise ConfigError("these weights have no card, so give --pipeline or --site")
     try:
         return str(json.loads(card.read_text(encoding="utf-8"))["pipeline"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"{card}: not a model card of tesla-med ({error}); say --pipeline or --site"
+        text = f"{card}: not a model card of tesla-med ({error}); give --pipeline or --site"
         raise CheckpointError(text) from None
 
 
 def other_sites(site: SiteConfig) -> list[SiteConfig]:
-    """Return the other sites of the same folder, so that their images are not taken for this one's."""
+    """Return the other sites of the same folder, whose images are not this site's."""
     names = [name for name in site_files(site.pipeline) if name != site.id]
     return [load_site(f"{site.pipeline}/{name}") for name in names]

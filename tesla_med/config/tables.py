@@ -37,11 +37,11 @@ class TableConfig(Section):
     sites: tuple[str, ...] = Field(min_length=1)
     protocols: tuple[Protocol, ...] = Field(("N-O",), min_length=1)
     seeds: int = Field(3, ge=1, description="how many")
-    first_seed: int = Field(0, ge=0, description="so that parts of a grid can be run apart")
+    first_seed: int = Field(0, ge=0, description="so that parts of a grid can be run separately")
     rows: tuple[Row, ...] = Field(min_length=1)
     baseline: str = Field("source", description="label of the row that others are tested against")
     figures: tuple[Literal["qualitative", "projection", "sanity_check"], ...] = Field(
-        (), description="pictures beyond those of the table"
+        (), description="figures in addition to those of the table"
     )
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class TableConfig(Section):
         labels = [row.label for row in self.rows]
         doubled = {label for label in labels if labels.count(label) > 1}
         if doubled:
-            raise ValueError(f"rows must have labels of their own, {sorted(doubled)[0]!r} comes twice")
+            raise ValueError(f"rows must have distinct labels; {sorted(doubled)[0]!r} occurs twice")
         return self
 
 

@@ -86,7 +86,7 @@ def _describe_tiles(site: str) -> dict[str, Any]:
     return {
         "description": f"generated H&E tiles, {site}",
         "spacing": "nominal",
-        "tiles": {folders[tissue]: place for place, tissue in enumerate(TISSUE_CLASSES)},
+        "tiles": {folders[tissue]: index for index, tissue in enumerate(TISSUE_CLASSES)},
     }
 
 

@@ -132,8 +132,8 @@ class _Field:
         )
         return cast(Array, (values - values.mean()) / max(float(values.std()), 1e-9))
 
-    def places(self, spacing_um: float, keep: float = 1.0) -> Array:
-        """Return (n, 2) positions (y, x) in µm about ``spacing_um`` apart, a share ``keep`` of them."""
+    def centres(self, spacing_um: float, keep: float = 1.0) -> Array:
+        """Return (n, 2) centres (y, x) in µm about ``spacing_um`` apart, a share ``keep`` of them."""
         down = np.arange(-2 * spacing_um, FIELD_UM + spacing_um, 0.87 * spacing_um)
         right = np.arange(-2 * spacing_um, FIELD_UM + spacing_um, spacing_um)
         rows, columns = np.meshgrid(down, right, indexing="ij")
@@ -143,39 +143,43 @@ class _Field:
         points = points + self.rng.uniform(-0.32, 0.32, points.shape) * spacing_um
         return cast(Array, points[self.rng.random(len(points)) < keep])
 
-    def cover(self, place: Array, long_um: float, short_um: float, angle: float) -> tuple[Any, Array]:
+    def cover(self, centre: Array, long_um: float, short_um: float, angle: float) -> tuple[Any, Array]:
         """Return the window of an ellipse and how far each of its pixels lies inside, 0 to 1."""
         reach = int(np.ceil((long_um + self.pixel) / self.pixel))
-        row, column = (int(np.floor(value / self.pixel)) for value in place)
+        row, column = (int(np.floor(value / self.pixel)) for value in centre)
         window = (
             slice(max(row - reach, 0), max(row + reach + 1, 0)),
             slice(max(column - reach, 0), max(column + reach + 1, 0)),
         )
-        down, right = self.y[window] - place[0], self.x[window] - place[1]
+        down, right = self.y[window] - centre[0], self.x[window] - centre[1]
         along = down * np.sin(angle) + right * np.cos(angle)
         across = down * np.cos(angle) - right * np.sin(angle)
         radius = np.hypot(along / long_um, across / short_um)
         return window, np.clip((1 - radius) * short_um / self.pixel + 0.5, 0, 1)
 
-    def nucleus(self, place: Array, long_um: float, short_um: float, angle: float, strength: float) -> None:
+    def nucleus(self, centre: Array, long_um: float, short_um: float, angle: float, strength: float) -> None:
         """Put a nucleus over what is there: haematoxylin instead of most of the eosin."""
-        window, cover = self.cover(place, long_um, short_um, angle)
+        window, cover = self.cover(centre, long_um, short_um, angle)
         below = self.haematoxylin[window]
         self.haematoxylin[window] = np.maximum(below, cover * strength)
         self.eosin[window] *= 1 - 0.5 * cover
 
-    def clear(self, place: Array, long_um: float, short_um: float, angle: float, left: float) -> None:
+    def clear(self, centre: Array, long_um: float, short_um: float, angle: float, left: float) -> None:
         """Thin both stains inside an ellipse to the share ``left``: a vacuole or a lumen."""
-        window, cover = self.cover(place, long_um, short_um, angle)
+        window, cover = self.cover(centre, long_um, short_um, angle)
         self.haematoxylin[window] *= 1 - (1 - left) * cover
         self.eosin[window] *= 1 - (1 - left) * cover
 
     def lymphocytes(self, keep: float, spacing_um: float = 6.6) -> None:
         """Scatter small round dark nuclei."""
-        for place in self.places(spacing_um, keep):
+        for centre in self.centres(spacing_um, keep):
             radius = self.rng.uniform(2.5, 3.4)
             self.nucleus(
-                place, radius, radius * self.rng.uniform(0.85, 1), self._angle(), self.rng.uniform(0.75, 1.05)
+                centre,
+                radius,
+                radius * self.rng.uniform(0.85, 1),
+                self._angle(),
+                self.rng.uniform(0.75, 1.05),
             )
 
     def fibres(self, strength: float) -> float:
@@ -196,13 +200,13 @@ def _tumour(field: _Field) -> None:
     rng = field.rng
     field.eosin += 0.32 + 0.06 * field.smooth(8.0)
     field.haematoxylin += 0.12
-    for place in field.places(rng.uniform(9.5, 12.0), 0.93):
+    for centre in field.centres(rng.uniform(9.5, 12.0), 0.93):
         long_um = rng.uniform(4.2, 6.8)
         field.nucleus(
-            place, long_um, long_um * rng.uniform(0.55, 0.95), field._angle(), rng.uniform(0.4, 0.85)
+            centre, long_um, long_um * rng.uniform(0.55, 0.95), field._angle(), rng.uniform(0.4, 0.85)
         )
-    for place in field.places(55.0, 0.4):
-        field.clear(place, rng.uniform(7, 14), rng.uniform(3, 6), field._angle(), 0.1)
+    for centre in field.centres(55.0, 0.4):
+        field.clear(centre, rng.uniform(7, 14), rng.uniform(3, 6), field._angle(), 0.1)
     field.lymphocytes(rng.uniform(0, 0.04))
 
 
@@ -211,9 +215,9 @@ def _stroma(field: _Field) -> None:
     rng = field.rng
     angle = field.fibres(0.62)
     field.haematoxylin += 0.04
-    for place in field.places(rng.uniform(15, 22), 0.7):
+    for centre in field.centres(rng.uniform(15, 22), 0.7):
         field.nucleus(
-            place,
+            centre,
             rng.uniform(5, 8),
             rng.uniform(1.3, 2.2),
             -angle + rng.normal(0, 0.25),
@@ -234,14 +238,14 @@ def _mucosa(field: _Field) -> None:
     field.eosin += 0.3 + 0.06 * field.smooth(6.0)
     field.haematoxylin += 0.05
     field.lymphocytes(rng.uniform(0.08, 0.3), 8.0)
-    for place in field.places(rng.uniform(50, 62)):
-        _gland(field, place, rng.uniform(20, 26))
+    for centre in field.centres(rng.uniform(50, 62)):
+        _gland(field, centre, rng.uniform(20, 26))
 
 
-def _gland(field: _Field, place: Array, radius: float) -> None:
+def _gland(field: _Field, centre: Array, radius: float) -> None:
     rng = field.rng
     stretch, turn = rng.uniform(0.8, 1.0), field._angle()
-    window, cover = field.cover(place, radius, radius * stretch, turn)
+    window, cover = field.cover(centre, radius, radius * stretch, turn)
     field.haematoxylin[window] *= 1 - cover
     field.eosin[window] = (1 - cover) * field.eosin[window] + 0.3 * cover
     cells = int(2 * np.pi * radius / 7.5)
@@ -250,9 +254,9 @@ def _gland(field: _Field, place: Array, radius: float) -> None:
         angle = 2 * np.pi * (step + rng.uniform(-0.2, 0.2)) / cells
         outwards = np.cos(angle) * along + stretch * np.sin(angle) * across
         facing = float(np.arctan2(outwards[0], outwards[1]))
-        field.clear(place + 0.6 * radius * outwards, 5.0, 2.8, facing, rng.uniform(0.15, 0.5))
-        field.nucleus(place + 0.89 * radius * outwards, 3.4, 2.1, facing, rng.uniform(0.55, 0.85))
-    field.clear(place, 0.24 * radius, 0.2 * radius, turn, 0.05)
+        field.clear(centre + 0.6 * radius * outwards, 5.0, 2.8, facing, rng.uniform(0.15, 0.5))
+        field.nucleus(centre + 0.89 * radius * outwards, 3.4, 2.1, facing, rng.uniform(0.55, 0.85))
+    field.clear(centre, 0.24 * radius, 0.2 * radius, turn, 0.05)
 
 
 _DRAW = {"tumour": _tumour, "stroma": _stroma, "lymphocytes": _lymphocytes, "mucosa": _mucosa}
@@ -275,7 +279,7 @@ def concentrations(tissue: TissueClass, generator: np.random.Generator, size: in
     if tissue not in _DRAW:
         raise ConfigError(unknown_name("tissue class", tissue, list(TISSUE_CLASSES)))
     if size < 16:
-        raise ConfigError(f"generated tiles must be at least 16 pixels a side, got {size}")
+        raise ConfigError(f"generated tiles must have at least 16 pixels per side, got {size}")
     field = _Field(size, generator)
     _DRAW[tissue](field)
     field.haematoxylin *= 1 + 0.12 * field.smooth(2.0)
@@ -324,7 +328,7 @@ def make_tile_site(
     size: int = 224,
     folders: Mapping[TissueClass, str] | None = None,
 ) -> list[Path]:
-    """Write ``count`` generated tiles of each class as PNG, one folder a class.
+    """Write ``count`` generated tiles of each class as PNG, one folder per class.
 
     Args:
         folder: made if it does not exist; must hold none of the class folders.
@@ -349,18 +353,18 @@ def make_tile_site(
             f"generated tiles need one distinct folder for each of {', '.join(TISSUE_CLASSES)}; got {names}"
         )
     if count < 1:
-        raise ConfigError(f"generated tiles: expected at least one a class, got {count}")
+        raise ConfigError(f"generated tiles: expected at least one per class, got {count}")
     taken = [name for name in names.values() if (folder / name).exists()]
     if taken:
         raise OutputError(f"{folder}: holds {', '.join(taken)} already; choose an empty folder")
     paths = []
     for tissue in TISSUE_CLASSES:
-        place = folder / names[tissue]
-        place.mkdir(parents=True)
+        tissue_folder = folder / names[tissue]
+        tissue_folder.mkdir(parents=True)
         for index in range(count):
             generator = np.random.default_rng([seed, zlib.crc32(tissue.encode()), index])
             picture = Image.fromarray(make_tile(tissue, settings, generator, size))
-            path = place / f"{tissue}-{index:04d}.png"
+            path = tissue_folder / f"{tissue}-{index:04d}.png"
             try:
                 picture.save(path, format="PNG")
             except OSError as error:

@@ -251,7 +251,7 @@ def make_site(
         The image files.
 
     Raises:
-        ConfigError: fewer than one case, or not one distinct name a case.
+        ConfigError: fewer than one case, or not one distinct name per case.
         OutputError: a file exists already.
     """
     from tesla_med.io.volumes import save_image
@@ -259,7 +259,7 @@ def make_site(
     if names is None:
         names = [f"Case{i:02d}" if task == "prostate" else f"sub-{i + 1:02d}" for i in range(n)]
     if n < 1 or len(names) != n or len(set(names)) != n:
-        raise ConfigError(f"phantom site needs one distinct name a case: {n} cases, names {list(names)}")
+        raise ConfigError(f"phantom site needs one distinct name per case: {n} cases, names {list(names)}")
     ending = ".nii.gz" if task == "prostate" else "_T2starw.nii.gz"
     images = [folder / f"{name}{ending}" for name in names]
     taken = [path.name for path in images if path.exists()]

@@ -170,7 +170,7 @@ def _missed(signals: dict[str, float], config: GuardConfig) -> Verdict | None:
     if not little or close >= config.unrelated:
         return None
     if signals["agreement_own_adapted"] < config.unsupported:
-        text = f"source, own statistics and adapted agree on nothing (Dice {close:.2f})"
+        text = f"source, own-statistics and adapted masks do not agree (Dice {close:.2f})"
         return Verdict(0.0, text, True, signals)
     return Verdict(1.0, "the source model misses most of what adaptation finds", signals=signals)
 

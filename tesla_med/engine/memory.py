@@ -93,7 +93,7 @@ def attempts(
     tried: list[str] = []
     for limit, stitch in _tries(most, least, first):
         words = _words(limit or most, stitch, noun)
-        attempt = Attempt(methods, limit, stitch, f"memory ran out, done with {words}" if tried else "")
+        attempt = Attempt(methods, limit, stitch, f"memory ran out; done with {words}" if tried else "")
         yield attempt
         if not attempt.failed:
             return

@@ -27,7 +27,7 @@ _OFFSET = 1.02
 
 
 @dataclass(frozen=True)
-class Estimate:
+class DiceEstimate:
     """A predicted Dice and its 90 % interval, all in [0, 1]."""
 
     dice: float
@@ -69,13 +69,13 @@ def feature(value: float) -> float:
     return -math.log(_OFFSET - min(max(value, 0.0), 1.0))
 
 
-def estimate(value: float, config: QualityConfig) -> Estimate | None:
+def predicted_dice(value: float, config: QualityConfig) -> DiceEstimate | None:
     """Return the predicted Dice for a support, or None where the pipeline has no coefficients."""
     if config.intercept is None:
         return None
     dice = config.intercept + config.slope * feature(value)
     low, high = dice - config.half_width, dice + config.half_width
-    return Estimate(*(min(max(item, 0.0), 1.0) for item in (dice, low, high)))
+    return DiceEstimate(*(min(max(item, 0.0), 1.0) for item in (dice, low, high)))
 
 
 def with_estimates(
@@ -91,7 +91,7 @@ def with_estimates(
     result = []
     for index, score in enumerate(scores, 1):
         value = signals.get(SUPPORT.format(index))
-        found = None if value is None else estimate(value, config)
+        found = None if value is None else predicted_dice(value, config)
         update = (
             {}
             if found is None

@@ -91,7 +91,8 @@ def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
         raise DataError(f"{path}: not an image that can be read; expected {READABLE}{hint}")
     if matcher.is_mask(path):
         raise DataError(
-            f"{path}: a mask or region file by the patterns of site {site.id}, not an image; give its image"
+            f"{path}: a mask or region file according to the patterns of site {site.id}, not an image; "
+            "give its image"
         )
     try:
         beside = [
@@ -195,11 +196,11 @@ class _Matcher:
         skipped[:] = [item for item in skipped if item[0] not in slices]
         return [
             Case(
-                place.relative_to(folder).as_posix() if place != folder else folder.resolve().name,
-                place,
+                parent.relative_to(folder).as_posix() if parent != folder else folder.resolve().name,
+                parent,
                 (None,) * len(self.masks),
             )
-            for place in sorted({path.parent for path in slices})
+            for parent in sorted({path.parent for path in slices})
         ]
 
 
@@ -272,7 +273,7 @@ def _reason(entry: Path, foreign: frozenset[str]) -> str:
         if entry.is_file():
             return ""
         if not entry.is_dir():
-            return "a broken link or no regular file"
+            return "a broken link, or not a regular file"
         if fold(entry.name) in foreign:
             return "the folder of another site"
         return "a folder of results" if (entry / "run.json").is_file() else ""

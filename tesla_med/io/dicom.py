@@ -21,7 +21,7 @@ _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
 _STEP, _THICKNESS = "0018|0088", "0018|0050"
 UNEVEN = 0.05
-"""Largest deviation of a slice's place from an even stack, as a share of the step."""
+"""Largest deviation of a slice's position from an even stack, as a share of the step."""
 MAX_TILT = 0.1
 """Degrees between the stack's direction and the slices' normal."""
 Doubles = npt.NDArray[np.float64]
@@ -49,7 +49,7 @@ def read_dicom(folder: Path) -> RawImage:
         folder: its files are slices of one series; files that are not DICOM do not matter.
 
     Returns:
-        Voxels (I, J, K) after rescale slope and intercept, slices in the order of their place, and the
+        Voxels (I, J, K) after rescale slope and intercept, slices in the order of their position, and the
         affine (4, 4) to RAS+ mm.
 
     Raises:
@@ -113,11 +113,13 @@ def _read_header(path: Path) -> _Slice:
     frames = int(_number(reader, _FRAMES, 1.0))
     if frames > 1:
         raise DataError(
-            f"{path}: a multi-frame image of {frames} frames; expected one slice a file; convert it to NIfTI "
-            "with dcm2niix"
+            f"{path}: a multi-frame image of {frames} frames; expected one slice per file; convert it to "
+            "NIfTI with dcm2niix"
         )
     if reader.GetNumberOfComponents() != 1:
-        raise DataError(f"{path}: expected grey values, got {reader.GetNumberOfComponents()} colours a pixel")
+        raise DataError(
+            f"{path}: expected grey values, got {reader.GetNumberOfComponents()} colour channels per pixel"
+        )
     position, direction = _numbers(reader, _POSITION), _numbers(reader, _ORIENTATION)
     if len(position) != 3 or len(direction) != 6:
         raise DataError(f"{path}: gives no image position and orientation, so it cannot be placed")
@@ -155,13 +157,13 @@ def _check_one_series(slices: Sequence[_Slice], folder: Path) -> None:
         apart = max(np.abs(item.across - first.across).max(), np.abs(item.down - first.down).max())
         if apart > 1e-3:
             raise DataError(
-                f"{item.path}: lies in another direction than other slices of the series; is it mixed with a "
-                "localiser?"
+                f"{item.path}: is oriented in another direction than other slices of the series; "
+                "is it mixed with a localiser?"
             )
 
 
 def _in_order(slices: Sequence[_Slice], folder: Path) -> tuple[list[_Slice], Doubles]:
-    """Return the slices sorted by place and the step from one to the next, (3,) in mm.
+    """Return the slices sorted by position and the step from one to the next, (3,) in mm.
 
     Raises:
         DataError: they do not lie evenly, one straight behind the other.
@@ -170,8 +172,8 @@ def _in_order(slices: Sequence[_Slice], folder: Path) -> tuple[list[_Slice], Dou
     ordered = sorted(slices, key=lambda item: float(item.position @ normal))
     if len(ordered) == 1:
         return ordered, normal * ordered[0].thickness
-    places = np.array([item.position for item in ordered])
-    along = places @ normal
+    positions = np.array([item.position for item in ordered])
+    along = positions @ normal
     steps = np.diff(along)
     usual = float(np.median(steps))
     for index, step in enumerate(steps):
@@ -192,7 +194,7 @@ def _in_order(slices: Sequence[_Slice], folder: Path) -> tuple[list[_Slice], Dou
             raise DataError(
                 f"{folder}: uneven slices: a step of {step:.2f} mm {where}, usually {usual:.2f} mm"
             )
-    step = (places[-1] - places[0]) / (len(places) - 1)
+    step = (positions[-1] - positions[0]) / (len(positions) - 1)
     tilt = float(np.degrees(np.arccos(np.clip(step @ normal / np.linalg.norm(step), -1, 1))))
     if tilt > MAX_TILT:
         raise DataError(

@@ -39,7 +39,7 @@ def read_metaimage(path: Path, index: int | None = None) -> RawImage:
         reader.ReadImageInformation()
         components = reader.GetNumberOfComponents()
         if components != 1:
-            raise DataError(f"{path}: expected one value a voxel, got {components}; export one channel")
+            raise DataError(f"{path}: expected one value per voxel, got {components}; export one channel")
         shape = three_dimensions(tuple(reader.GetSize()), path, index)
         image = reader.Execute()
     except RuntimeError as error:

@@ -136,7 +136,7 @@ def _header(raw: bytes, path: Path) -> Any:
     if not size or len(raw) < size:
         what = f"{len(raw)} bytes" if len(raw) < 348 else f"first bytes {raw[:4].hex(' ')}"
         raise DataError(
-            f"{path}: expected a NIfTI-1 or NIfTI-2 file, got {what}; it is cut off or another format"
+            f"{path}: expected a NIfTI-1 or NIfTI-2 file, got {what}; it is truncated or in another format"
         )
     # Unchecked on purpose: the check repairs fields, and masks must carry them as they were.
     cls = nib.Nifti1Header if size == 348 else nib.Nifti2Header

@@ -29,7 +29,7 @@ class NamePattern:
     def __init__(self, text: str) -> None:
         self.text = text
         parts = [_translate(part) for part in _tokens(fold(stem(text)))]
-        last = max((place for place, part in enumerate(parts) if part == ".*"), default=-1)
+        last = max((index for index, part in enumerate(parts) if part == ".*"), default=-1)
         try:
             self._regex = re.compile(f"({''.join(parts[: last + 1])}){''.join(parts[last + 1 :])}", re.DOTALL)
         except re.error as error:

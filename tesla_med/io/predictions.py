@@ -52,9 +52,9 @@ def _rows(path: Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, 
             raise DataError(f"{path}, line {number}: expected {len(columns)} cells as in the first line")
     twice = [name for name, count in Counter(row["tile"] for row in rows).items() if count > 1]
     if twice:
-        raise DataError(f"{path}: tile {twice[0]!r} comes more than once ({len(twice)} such); keep one row")
+        raise DataError(f"{path}: tile {twice[0]!r} occurs more than once ({len(twice)} such); keep one row")
     if not rows:
-        raise DataError(f"{path}: no row below the column names; expected one a tile")
+        raise DataError(f"{path}: no row below the column names; expected one row per tile")
     return columns, rows
 
 
@@ -73,11 +73,11 @@ def read_predictions(path: Path) -> TileTable:
         )
     probs, taken = [], []
     for number, row in enumerate(rows, 2):
-        place = f"{path}, line {number}, tile {row['tile']!r}"
-        winner = _index(row["prediction"], classes, place, "prediction")
+        where = f"{path}, line {number}, tile {row['tile']!r}"
+        winner = _index(row["prediction"], classes, where, "prediction")
         taken.append(winner)
         cells = [row[PREFIX + name] for name in classes]
-        probs.append(_distribution(cells, place) if winner >= 0 else (float("nan"),) * len(classes))
+        probs.append(_distribution(cells, where) if winner >= 0 else (float("nan"),) * len(classes))
 
     def column(name: str) -> tuple[int, ...] | None:
         if name not in columns:
@@ -98,25 +98,25 @@ def read_predictions(path: Path) -> TileTable:
     )
 
 
-def _index(text: str, classes: Sequence[str], place: str, column: str) -> int:
+def _index(text: str, classes: Sequence[str], where: str, column: str) -> int:
     if not text.strip():
         return -1
     if text not in classes:
-        raise DataError(f"{place}: {column} {text!r} is no class; expected one of {', '.join(classes)}")
+        raise DataError(f"{where}: {column} {text!r} is not a class; expected one of {', '.join(classes)}")
     return classes.index(text)
 
 
-def _distribution(cells: Sequence[str], place: str) -> tuple[float, ...]:
+def _distribution(cells: Sequence[str], where: str) -> tuple[float, ...]:
     try:
         values = tuple(float(cell) for cell in cells)
     except ValueError:
         raise DataError(
-            f"{place}: probabilities must be numbers, got {', '.join(map(repr, cells))}"
+            f"{where}: probabilities must be numbers, got {', '.join(map(repr, cells))}"
         ) from None
     if not all(0 <= value <= 1 for value in values):
-        raise DataError(f"{place}: probabilities must lie in [0, 1], got {', '.join(cells)}")
+        raise DataError(f"{where}: probabilities must lie in [0, 1], got {', '.join(cells)}")
     if abs(sum(values) - 1) > SUM_TOLERANCE:
-        raise DataError(f"{place}: probabilities sum to {sum(values):.6g}; expected 1")
+        raise DataError(f"{where}: probabilities sum to {sum(values):.6g}; expected 1")
     return values
 
 
@@ -135,8 +135,8 @@ def labels_of(
         _, rows = _rows(references, ("tile", "label"))
         truth = {}
         for number, row in enumerate(rows, 2):
-            place = f"{references}, line {number}, tile {row['tile']!r}"
-            value = _index(row["label"], table.classes, place, "label")
+            where = f"{references}, line {number}, tile {row['tile']!r}"
+            value = _index(row["label"], table.classes, where, "label")
             if value >= 0:
                 truth[row["tile"]] = value
     partner = _partners(table.tiles, truth)
@@ -160,7 +160,7 @@ def _partners(tiles: Sequence[str], truth: Mapping[str, int]) -> dict[str, str]:
 
 
 def _folder_labels(folder: Path, classes: Sequence[str], record: Path) -> dict[str, int]:
-    folders = {name: place for place, name in enumerate(classes)} | _site_folders(record, classes)
+    folders = {name: index for index, name in enumerate(classes)} | _site_folders(record, classes)
     present = [item for item in folder.iterdir() if item.is_dir()]
     if not {fold(item.name) for item in present} & {fold(name) for name in folders}:
         raise DataError(

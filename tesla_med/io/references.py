@@ -75,7 +75,7 @@ def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case) -> Int
         return np.where(mask > 0, layer.write, 0).astype(np.int32)
     if layer.values is None:
         return mask
-    present, places = np.unique(mask, return_inverse=True)
+    present, inverse = np.unique(mask, return_inverse=True)
     unknown = [value for value in present.tolist() if value not in layer.values]
     if unknown:
         raise DataError(
@@ -83,7 +83,7 @@ def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case) -> Int
             f"add it to 'values' of the mask pattern {layer.pattern}"
         )
     mapped = np.array([layer.values[value] for value in present.tolist()], np.int32)
-    return np.asarray(mapped[places].reshape(mask.shape))
+    return np.asarray(mapped[inverse].reshape(mask.shape))
 
 
 def _paint(layers: Sequence[IntArray]) -> IntArray:

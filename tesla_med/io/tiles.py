@@ -1,7 +1,7 @@
 """Tiles on disk: find them in folders, and read any kind of picture as RGB in [0, 1].
 
-A site of tiles has one folder a class (``SiteConfig.tiles`` says which folder is which class), or one folder
-of tiles without labels. What the mode of a file says counts, never its number of channels alone.
+A site of tiles has one folder per class (``SiteConfig.tiles`` maps folders to classes), or one folder
+of tiles without labels. The mode of a file decides how it is read, never its number of channels alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read_tile(path: Path) -> Picture:
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 if getattr(image, "n_frames", 1) > 1:
-                    raise DataError(f"{path}: {image.n_frames} pages in one file; expected one tile a file")
+                    raise DataError(f"{path}: {image.n_frames} pages in one file; expected one tile per file")
                 image.load()
                 return _picture(ImageOps.exif_transpose(image), path)
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def _picture(image: Any, path: Path) -> Picture:
 def _on_white(image: Any) -> Picture:
     pixels = np.asarray(image, np.float32) / 255.0
     alpha = pixels[..., 3:]
-    notes = () if bool((alpha == 1).all()) else ("transparent pixels put on white",)
+    notes = () if bool((alpha == 1).all()) else ("transparent pixels placed on white",)
     return Picture(_channels(pixels[..., :3] * alpha + (1.0 - alpha)), notes)
 
 
@@ -140,7 +140,7 @@ def find_tiles(volumes: Path, folders: dict[str, int]) -> TileSet:
     """Find the tiles of a site.
 
     Args:
-        volumes: folder with a sub-folder a class, or with tiles directly or in any sub-folders.
+        volumes: folder with one sub-folder per class, or with tiles directly or in any sub-folders.
         folders: sub-folder -> class value; upper and lower case are the same. Other sub-folders are
             counted and left out; if none of these exists, every tile below is one without a label.
 

@@ -38,7 +38,7 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     state = read_state(path)
     card = read_card(path)
     if card is None:
-        text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are taken"
+        text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are used"
         resolved: PipelineConfig = pipeline
         warnings: tuple[str, ...] = (text,)
     else:

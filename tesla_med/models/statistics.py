@@ -84,8 +84,8 @@ def statistics_for(
     if protocol.startswith("N"):
         if given is not None:
             raise ConfigError(
-                f"protocol {protocol} uses nothing of the source but its weights, and source statistics were "
-                f"given ({given}); leave --statistics out, or choose Y-O or Y-M"
+                f"protocol {protocol} uses nothing from the source but its weights, yet source statistics "
+                f"were given ({given}); leave --statistics out, or choose Y-O or Y-M"
             )
         return None
     path = statistics_path(weights) if given is None else Path(given)
@@ -98,7 +98,7 @@ def statistics_for(
     values = tuple(item.value for item in card.classes)
     if values != tuple(pipeline.values):
         raise CheckpointError(
-            f"{path}: of classes {values}, and pipeline {pipeline.name!r} has {tuple(pipeline.values)}"
+            f"{path}: for classes {values}, but pipeline {pipeline.name!r} has {tuple(pipeline.values)}"
         )
     return GivenStatistics(moments, card, path, sha256(path))
 

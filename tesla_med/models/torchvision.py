@@ -69,7 +69,9 @@ def _start_from(network: nn.Module, weights: str | None, head: str) -> None:
         return
     path = Path(weights)
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; leave model.params.weights out to start from nothing")
+        raise CheckpointError(
+            f"{path}: no such file; leave out model.params.weights to start from random weights"
+        )
     state = torch.load(path, map_location="cpu", weights_only=True)
     own = network.state_dict()
     fits = {
@@ -79,7 +81,7 @@ def _start_from(network: nn.Module, weights: str | None, head: str) -> None:
     }
     if len(fits) < len(own) // 2:
         raise CheckpointError(
-            f"{path}: {len(fits)} of {len(own)} tensors fit this network; is it another one?"
+            f"{path}: {len(fits)} of {len(own)} tensors fit this network; is the file for another network?"
         )
     network.load_state_dict(own | fits)
 
@@ -119,7 +121,7 @@ class ResNet50Params(Section):
     """Parameters of ResNet-50."""
 
     width: int = Field(64, ge=1, description="of a group; 64 is the published network")
-    depth: tuple[int, int, int, int] = Field((3, 4, 6, 3), description="blocks a stage")
+    depth: tuple[int, int, int, int] = Field((3, 4, 6, 3), description="blocks per stage")
     weights: str | None = Field(None, description="local file of torchvision's ImageNet weights")
 
 
@@ -150,7 +152,9 @@ class ResNet50(_Classifier):
 class ViTParams(Section):
     """Parameters of the vision transformer."""
 
-    image_size: int = Field(224, ge=16, multiple_of=16, description="pixels a side; others are resized")
+    image_size: int = Field(
+        224, ge=16, multiple_of=16, description="pixels per side; images of other sizes are resized"
+    )
     layers: int = Field(12, ge=1)
     heads: int = Field(12, ge=1)
     width: int = Field(768, ge=1, description="of a token; a multiple of heads")

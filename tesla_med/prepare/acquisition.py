@@ -26,7 +26,7 @@ class Acquisition(Record):
     field_mm: tuple[Pair, Pair]
 
 
-def measure(volume: Volume, region: Region, orientation: str) -> Acquisition | None:
+def acquisition_of(volume: Volume, region: Region, orientation: str) -> Acquisition | None:
     """Return the acquisition of one image, or None where its voxel size is nominal."""
     if volume.nominal_spacing:
         return None

@@ -44,7 +44,7 @@ def crop_starts(
         starts = [(whole - size) // 2 for whole, size in zip(field, sizes, strict=True)]
     else:
         centre = _mask_centre(region_mask) if region.kind == "mask" else _point(region, image, volume)
-        starts = [round(float(place)) - size // 2 for place, size in zip(centre, sizes, strict=True)]
+        starts = [round(float(position)) - size // 2 for position, size in zip(centre, sizes, strict=True)]
     return (starts[0], starts[1]), (sizes[0], sizes[1])
 
 
@@ -91,10 +91,10 @@ def _mask_centre(region_mask: Any) -> npt.NDArray[np.float64]:
 def _point(region: Region, image: Any, volume: Volume) -> npt.NDArray[np.float64]:
     """Return the region's point as voxel of the reoriented image, in-plane."""
     voxel = np.linalg.solve(volume.affine, [*(region.point_mm or ()), 1.0])
-    if not all(-0.5 <= place <= size - 0.5 for place, size in zip(voxel, volume.shape, strict=False)):
+    if not all(-0.5 <= position <= size - 0.5 for position, size in zip(voxel, volume.shape, strict=False)):
         raise GeometryError(
             f"{volume.path}: the region's point {region.point_mm} mm (RAS+) lies outside the image, at voxel "
-            f"({', '.join(f'{place:.1f}' for place in voxel[:3])}) of {volume.shape}; "
+            f"({', '.join(f'{position:.1f}' for position in voxel[:3])}) of {volume.shape}; "
             "correct site.region.point_mm"
         )
     turned = np.linalg.solve(np.asarray(image.affine), axis_affine(volume.affine) @ voxel)

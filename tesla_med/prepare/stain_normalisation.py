@@ -32,7 +32,7 @@ TAIL = 1.0
 SMALLEST_ANGLE = 10.0
 """Degrees between two directions that can be two stains; those of the reference are 22 apart."""
 LARGEST_ANGLE = 30.0
-"""Degrees between a stain found and the one of the reference that it is taken for, at most."""
+"""Largest angle, in degrees, between a stain and the reference stain that it is identified with."""
 LARGEST_FACTOR = 4.0
 """Largest change of a concentration, either way."""
 
@@ -86,7 +86,7 @@ def normalise_stains(tile: npt.NDArray[np.float32]) -> Normalised:
 def _check_tissue(tissue: Array, pixels: int) -> None:
     count = tissue.shape[1]
     if count < max(TISSUE_PIXELS, TISSUE_SHARE * pixels):
-        raise _RefusedError(f"tissue in {count} of {pixels} pixels, too few to tell stains")
+        raise _RefusedError(f"tissue in {count} of {pixels} pixels, too few to determine the stains")
 
 
 def _stains(tissue: Array) -> Array:

@@ -53,29 +53,29 @@ def stream(
             tiles where that cannot work stay as they are, with a note.
     """
     parts = [[int(item) for item in order[start : start + batch]] for start in range(0, len(order), batch)]
-    return ahead(parts, lambda places: load_batch(places, tiles, size, normalise=normalise), 2)
+    return ahead(parts, lambda positions: load_batch(positions, tiles, size, normalise=normalise), 2)
 
 
 def load_batch(
-    places: Sequence[int], tiles: TileSet, size: tuple[int, int], *, normalise: bool = False
+    positions: Sequence[int], tiles: TileSet, size: tuple[int, int], *, normalise: bool = False
 ) -> TileBatch:
     """Read the tiles at these positions of the set, each resized to (H, W); see :func:`stream`."""
     images: list[Tensor] = []
     index: list[int] = []
     notes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
-    for place in places:
+    for position in positions:
         try:
-            picture = read_tile(tiles.paths[place])
+            picture = read_tile(tiles.paths[position])
             if normalise:
                 picture = _normalised(picture)
         except DataError as error:
-            failed[place] = str(error)
+            failed[position] = str(error)
             continue
-        index.append(place)
+        index.append(position)
         images.append(_resized(torch.from_numpy(picture.array), size))
         if picture.notes:
-            notes[place] = picture.notes
+            notes[position] = picture.notes
     stacked = torch.stack(images) if images else torch.zeros(0, 3, *size)
     return TileBatch(np.array(index, np.int64), stacked, notes, failed)
 

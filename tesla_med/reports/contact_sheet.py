@@ -60,7 +60,7 @@ def contact_sheet(results: Sequence[TileResult], folder: Path, pipeline: Pipelin
     entropy = (
         normalised_entropy(np.array([item.probs for item in read], np.float32).T) if read else np.zeros(0)
     )
-    chosen = [read[int(place)] for place in np.argsort(-entropy, kind="stable")[:SHOWN]]
+    chosen = [read[int(index)] for index in np.argsort(-entropy, kind="stable")[:SHOWN]]
     lines = max(1, -(-len(chosen) // COLUMNS))
     step = THUMBNAIL + GAP
     sheet = Image.new("RGB", (COLUMNS * step + GAP, lines * (step + LINE) + GAP), "white")

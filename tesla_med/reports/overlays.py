@@ -60,8 +60,8 @@ def layout(affine: npt.NDArray[np.float64], spacing: Sequence[float], axis: int)
     directions = axis_directions(affine)
     across = directions[axis][0]
     world_column, world_row = (1, 2) if across == 0 else (0, 2) if across == 1 else (0, 1)
-    places = {world: index for index, (world, _) in enumerate(directions)}
-    rows, columns = places[world_row], places[world_column]
+    array_axes = {world: index for index, (world, _) in enumerate(directions)}
+    rows, columns = array_axes[world_row], array_axes[world_column]
     down = LETTERS[world_row][1]  # P, or I
     right = LETTERS[world_column][1]  # L, or P
     return Plane(
@@ -160,8 +160,8 @@ def draw(
     figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
     low, high = display_window(view)
-    for place, (name, mask) in enumerate(shown.items()):
-        start = place * (width + GAP_INCHES) / breadth
+    for number, (name, mask) in enumerate(shown.items()):
+        start = number * (width + GAP_INCHES) / breadth
         axes = figure.add_axes((start, 0, width / breadth, height / total))
         axes.set_axis_off()
         picture = plane.cut(view.image, index)
@@ -227,9 +227,9 @@ def _outline(axes: Any, labels: IntArray, classes: Sequence[LabelClass], referen
 def _letters(axes: Any, letters: tuple[str, str, str, str]) -> None:
     from matplotlib.patheffects import withStroke
 
-    places = ((0.02, 0.5), (0.98, 0.5), (0.5, 0.97), (0.5, 0.03))
+    positions = ((0.02, 0.5), (0.98, 0.5), (0.5, 0.97), (0.5, 0.03))
     sides = (("left", "center"), ("right", "center"), ("center", "top"), ("center", "bottom"))
-    for letter, (across, up), (horizontal, vertical) in zip(letters, places, sides, strict=True):
+    for letter, (across, up), (horizontal, vertical) in zip(letters, positions, sides, strict=True):
         axes.text(
             across,
             up,

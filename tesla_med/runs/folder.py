@@ -110,7 +110,7 @@ class RunFolder:
             )
         if content and not (resume or overwrite):
             raise OutputError(
-                f"{self.out}: holds an earlier run; give --resume to go on with it, --overwrite to replace "
+                f"{self.out}: holds an earlier run; give --resume to continue it, --overwrite to replace "
                 "it, or another --out"
             )
         if content and resume:
@@ -252,7 +252,7 @@ class RunFolder:
         return dict(content)
 
     def discard(self, name: str) -> None:
-        """Remove every file of a unit, so that none of an earlier attempt is taken for a new one.
+        """Remove every file of a unit, so that none of an earlier attempt is mistaken for a new one.
 
         Raises:
             OutputError: a file cannot be removed.

@@ -226,10 +226,10 @@ def count_predicted(probs: npt.NDArray[np.float32], reference: IntArray, bins: i
 def _counts(
     confidence: Doubles, correct: BoolArray, of_truth: Doubles, brier: float, bins: int
 ) -> CalibrationCounts:
-    place = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
-    sums = [np.bincount(place, weights=item, minlength=bins) for item in (confidence, correct)]
+    bin_index = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
+    sums = [np.bincount(bin_index, weights=item, minlength=bins) for item in (confidence, correct)]
     return CalibrationCounts(
-        np.bincount(place, minlength=bins).astype(np.float64),
+        np.bincount(bin_index, minlength=bins).astype(np.float64),
         sums[0].astype(np.float64),
         sums[1].astype(np.float64),
         brier,

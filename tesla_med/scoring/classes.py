@@ -53,7 +53,7 @@ def labelled(results: Sequence[TileResult]) -> list[TileResult]:
 
 def class_indices(results: Sequence[TileResult], pipeline: PipelineConfig) -> npt.NDArray[np.int64]:
     """Return the class index of the label of each tile; all must have one."""
-    order = {item.name: place for place, item in enumerate(pipeline.classes)}
+    order = {item.name: index for index, item in enumerate(pipeline.classes)}
     return np.array([order[item.label] for item in results], np.int64)
 
 

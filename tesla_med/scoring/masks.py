@@ -14,7 +14,7 @@ from tesla_med.errors import ConfigError, DataError, GeometryError
 from tesla_med.io.masks import find_masks
 from tesla_med.records import Measured
 from tesla_med.scoring.grids import check_labels, field_diagonal
-from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, measure
+from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, evaluate_metrics
 from tesla_med.scoring.text import decimals, percent
 from tesla_med.types import IntArray, Record
 
@@ -157,7 +157,7 @@ def evaluate_masks(
 
     Files meet by their path relative to the two folders, without extension and without trailing
     name parts such as ``_mask`` or ``_segmentation``. Where one folder holds both ``Case07`` and
-    ``Case07_seg``, the first is taken for the image. Voxel sizes are those of the headers.
+    ``Case07_seg``, the first is assumed to be the image. Voxel sizes are those of the headers.
 
     Args:
         predictions: folder of masks, or the output folder of a run.
@@ -257,9 +257,9 @@ def _score_class(
 ) -> MaskScore:
     ours, theirs = mask == item.value, truth == item.value
     metrics = METRICS.in_order()
-    values = measure(MaskPair(theirs, ours, spacing), metrics)
+    values = evaluate_metrics(MaskPair(theirs, ours, spacing), metrics)
     alone = [metric for metric in metrics if not metric.needs_reference]
-    of_reference = measure(MaskPair(None, theirs, spacing), alone)
+    of_reference = evaluate_metrics(MaskPair(None, theirs, spacing), alone)
     values |= {f"{name}_reference": value for name, value in of_reference.items()}
     voxels, voxels_reference = int(np.count_nonzero(ours)), int(np.count_nonzero(theirs))
     if empty == "one" and not voxels and not voxels_reference:
@@ -356,5 +356,5 @@ def _unmatched(
     ]
     return (
         f"{len(common)} of {len(common) + len(first)} predictions have a reference; {'; '.join(lists)}."
-        " Names must agree up to parts such as _mask or _segmentation, sub-folders included"
+        " Names must agree apart from suffixes such as _mask or _segmentation, sub-folders included"
     )

@@ -156,7 +156,9 @@ def compared() -> tuple[str, ...]:
     return tuple(name for metric in metrics for name in metric.columns)
 
 
-def measure(pair: MaskPair, metrics: Iterable[Metric], nominal: bool = False) -> dict[str, float | None]:
+def evaluate_metrics(
+    pair: MaskPair, metrics: Iterable[Metric], nominal: bool = False
+) -> dict[str, float | None]:
     """Return the value of every metric by its name; None where it does not exist.
 
     Args:
@@ -348,8 +350,10 @@ def _score_class(
     ours, source = paired(mask == item.value, source_mask == item.value)
     truth = None if reference is None else reference == item.value
     metrics = METRICS.in_order()
-    values = measure(MaskPair(truth, ours, spacing), metrics, nominal)
-    before = measure(MaskPair(truth, source, spacing), [item for item in metrics if item.of_source], nominal)
+    values = evaluate_metrics(MaskPair(truth, ours, spacing), metrics, nominal)
+    before = evaluate_metrics(
+        MaskPair(truth, source, spacing), [item for item in metrics if item.of_source], nominal
+    )
     values |= {f"{name}_source": value for name, value in before.items()}
     return ClassScore(
         label=item.value,

@@ -1,4 +1,4 @@
-"""Score a ``predictions.csv`` of tiles against labels: its own column, a folder a class, or another CSV."""
+"""Score a ``predictions.csv`` of tiles against labels: its own column, class folders, or another CSV."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def evaluate_tiles(
             ``prediction``, ``p_<class>`` of two or more classes, and ``label`` and ``source_prediction``
             if known.
         references: None takes the column ``label``. A CSV gives the columns ``tile`` and ``label``. A folder
-            holds a sub-folder a class, named as the class or as the site's configuration in the ``run.json``
-            beside the table names it. Tiles meet by their path, else by their file name where that is unique.
+            holds one sub-folder per class, named after the class or as in the site's configuration in the
+            ``run.json`` beside the table. Tiles match by path, else by file name where that is unique.
         out: where ``metrics.csv`` and ``summary.json`` are written; None writes nothing.
         strict: refuse tiles without a prediction or a label, and labels without a tile.
         bins: of the calibration error.
@@ -164,7 +164,7 @@ def evaluate_tiles(
     if not scored.any():
         raise DataError(
             f"{path}: no tile has both a prediction and a label; give labels with --references, a folder with"
-            " a sub-folder a class or a CSV with columns tile and label"
+            " one sub-folder per class or a CSV with columns tile and label"
         )
     if strict and (unread or without or missing):
         raise DataError(
@@ -226,10 +226,10 @@ def _write(result: TileEvaluation, out: Path) -> TileEvaluation:
 def class_rows(result: TileEvaluation) -> list[dict[str, Any]]:
     """Return one row per class, by ``TILE_COLUMNS``: tiles, correct ones, the accuracy of both models."""
     rows = []
-    for place, name in enumerate(result.classes):
-        counts = result.adapted.confusion[place]
-        source = None if result.source is None else result.source.accuracy_by_class[place]
-        values = (name, sum(counts), counts[place], result.adapted.accuracy_by_class[place], source)
+    for index, name in enumerate(result.classes):
+        counts = result.adapted.confusion[index]
+        source = None if result.source is None else result.source.accuracy_by_class[index]
+        values = (name, sum(counts), counts[index], result.adapted.accuracy_by_class[index], source)
         rows.append(dict(zip(TILE_COLUMNS, values, strict=True)))
     return rows
 

@@ -47,7 +47,7 @@ def count_runs(
         truth = read_reference(case, site.files, volume, pipeline.values)
         indices = class_indices(truth, pipeline)
     except TeslaMedError as error:
-        log.info("%s: not among the calibration: %s", case.name, error)
+        log.info("%s: left out of the calibration: %s", case.name, error)
         return {}
     masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
     axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)

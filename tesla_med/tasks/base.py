@@ -199,7 +199,7 @@ class Task(ABC):
         return True
 
     def discard(self, folder: RunFolder, ref: Ref) -> None:
-        """Remove every file of a unit, so that none of an earlier attempt is taken for a new one."""
+        """Remove every file of a unit, so that none of an earlier attempt is mistaken for a new one."""
         folder.discard(ref.name)
 
     def started(self, folder: RunFolder) -> None:  # noqa: B027 - optional hook

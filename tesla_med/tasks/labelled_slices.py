@@ -15,7 +15,7 @@ from torch import Tensor
 from tesla_med.augment.training import vary_slices
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
-from tesla_med.prepare.acquisition import Acquisition, measure, united
+from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
 from tesla_med.scoring.metrics import dice
 from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.types import Progress
@@ -136,7 +136,7 @@ def load_labelled(
         prepared = preprocess(volume, region, labels=class_indices(reference, pipeline))
         labelled = _labelled(site.id, case.name, prepared.images, prepared.labels, len(pipeline.classes))
         kept += _mebibytes(labelled)
-        seen = measure(volume, site.region, pipeline.preprocessing.orientation)
+        seen = acquisition_of(volume, site.region, pipeline.preprocessing.orientation)
         result.acquisitions += [] if seen is None else [seen]
         result.cases.append(labelled if kept <= memory_limit_mib else _spilled(labelled, result))
         if progress:
@@ -210,11 +210,11 @@ class Slices(Part):
     def draw(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return images (size, C, H, W) float32 in [0, 1] and labels (size, H, W) int64."""
         wants = torch.rand(size, generator=generator) < self._fraction
-        places = torch.rand(size, generator=generator)
+        draws = torch.rand(size, generator=generator)
         picked = []
-        for foreground, place in zip(wants.tolist(), places.tolist(), strict=True):
+        for foreground, draw in zip(wants.tolist(), draws.tolist(), strict=True):
             pool = (self._with if foreground else self._without) or self._with or self._without
-            picked.append(pool[min(int(place * len(pool)), len(pool) - 1)])
+            picked.append(pool[min(int(draw * len(pool)), len(pool) - 1)])
         images = torch.stack([self._cases[c].images[s] for c, s in picked])
         labels = torch.stack([self._cases[c].labels[s] for c, s in picked])
         return images, labels.long()

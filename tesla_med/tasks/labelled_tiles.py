@@ -29,28 +29,28 @@ class TilePart(Part):
     Args:
         images: (N, 3, H, W) uint8 of all tiles; where there is room, on the device.
         labels: (N,) class indices of all tiles.
-        places: (n,) int64 on the CPU, which of them belong to the part.
+        positions: (n,) int64 on the CPU, which of them belong to the part.
         names: of all tiles.
         sites: id of the site of each of all tiles.
     """
 
     def __init__(
-        self, images: Tensor, labels: Tensor, places: Tensor, names: Sequence[str], sites: Sequence[str]
+        self, images: Tensor, labels: Tensor, positions: Tensor, names: Sequence[str], sites: Sequence[str]
     ) -> None:
-        self.pixels, self.labels, self.places = images, labels, places
-        chosen = places.tolist()
-        self.names = tuple(names[place] for place in chosen)
-        self.sites = tuple(sites[place] for place in chosen)
+        self.pixels, self.labels, self.positions = images, labels, positions
+        chosen = positions.tolist()
+        self.names = tuple(names[position] for position in chosen)
+        self.sites = tuple(sites[position] for position in chosen)
         self.images = len(chosen)
 
     def draw(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return tiles (size, 3, H, W) in [0, 1] and class indices (size,)."""
-        chosen = self.places[torch.randint(len(self.places), (size,), generator=generator)]
+        chosen = self.positions[torch.randint(len(self.positions), (size,), generator=generator)]
         return self._take(chosen)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tiles in the order of the split."""
-        return map(self._take, torch.split(self.places, size))
+        return map(self._take, torch.split(self.positions, size))
 
     def _take(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         chosen = chosen.to(self.pixels.device)
@@ -100,8 +100,8 @@ class LabelledTiles(LabelledSource):
         used = order[len(held) :] if len(order) > len(held) else order
         return self._part(used), self._part(held)
 
-    def _part(self, places: Tensor) -> TilePart:
-        return TilePart(self.images, self.labels, places, self.names, self.sites)
+    def _part(self, positions: Tensor) -> TilePart:
+        return TilePart(self.images, self.labels, positions, self.names, self.sites)
 
     def every(self) -> TilePart:
         """Return all tiles as one part."""
@@ -125,7 +125,7 @@ def load_tiles(
         DataError: there are none.
     """
     progress = progress or (lambda *_: None)
-    index = {value: place for place, value in enumerate(pipeline.values)}
+    index = {value: position for position, value in enumerate(pipeline.values)}
     images: list[Tensor] = []
     labels: list[int] = []
     names: list[str] = []
@@ -138,8 +138,8 @@ def load_tiles(
         normalise, every = pipeline.preprocessing.stain_normalisation, tiles.names
         for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, normalise=normalise):
             images += list((255 * batch.images).round().to(torch.uint8))
-            labels += [index[int(tiles.labels[place])] for place in batch.index]
-            names += [f"{site.id}/{every[int(place)]}" for place in batch.index]
+            labels += [index[int(tiles.labels[position])] for position in batch.index]
+            names += [f"{site.id}/{every[int(position)]}" for position in batch.index]
             origin += [site.id] * len(batch.index)
             progress("load", len(images), total)
     if not images:

@@ -49,7 +49,7 @@ class Part:
     """Which tiles of a set belong to a unit."""
 
     tiles: TileSet
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Tiles(Task):
     instead: ClassVar[Mapping[str, str]] = {
         "probs": "predictions.csv holds the probabilities of every tile",
         "uncertainty": "predictions.csv holds the entropy of every tile",
-        "reset-case": "a tile is no case to restart for; use site or never",
+        "reset-case": "the state is not reset for single tiles; use site or never",
         "guard": "it compares masks; leave it out",
-        "keep-largest": "it is about masks; leave it out",
+        "keep-largest": "it applies to masks only; leave it out",
         "recalibrate": "it compares masks; leave it out",
-        "empty": "it is about empty masks; leave it out",
+        "empty": "it applies to empty masks only; leave it out",
         "classes": "predictions.csv names the classes",
-        "figures": "they show volumes; a table of tiles has none",
+        "figures": "they show volumes; leave them out of a table of tiles",
     }
     smallest_batch: ClassVar[int] = 8  # fewer have neither statistics nor a class marginal
     joins: ClassVar[bool] = False
@@ -109,7 +109,7 @@ class Tiles(Task):
             )
         self.size = size
         self.class_names = {item.value: item.name for item in self.pipeline.classes}
-        self.order = {item.name: place for place, item in enumerate(self.pipeline.classes)}
+        self.order = {item.name: position for position, item in enumerate(self.pipeline.classes)}
 
     # ------------------------------------------------------------ from files to batches
 
@@ -127,7 +127,11 @@ class Tiles(Task):
         order = torch.randperm(len(items.names), generator=generator).tolist()
         parts = [tuple(order[start : start + size]) for start in range(0, len(order), size)]
         return [
-            Ref(f"batch-{number:06d}", tuple(items.names[place] for place in part), Part(items.content, part))
+            Ref(
+                f"batch-{number:06d}",
+                tuple(items.names[position] for position in part),
+                Part(items.content, part),
+            )
             for number, part in enumerate(parts)
         ]
 
@@ -137,30 +141,30 @@ class Tiles(Task):
 
         part: Part = ref.content
         normalise = self.pipeline.preprocessing.stain_normalisation
-        batch = load_batch(part.places, part.tiles, self.size, normalise=normalise)
-        names = dict(zip(part.places, ref.items, strict=True))
-        failed = {names[place]: reason for place, reason in batch.failed.items()}
+        batch = load_batch(part.positions, part.tiles, self.size, normalise=normalise)
+        names = dict(zip(part.positions, ref.items, strict=True))
+        failed = {names[position]: reason for position, reason in batch.failed.items()}
         images = batch.images if len(batch.index) else None
         return Unit(ref, images, batch, self._digest(part), failed=failed)
 
     def _digest(self, part: Part) -> str:
         """Return one hash of all files of a unit; a file that cannot be read counts as such."""
         digest = hashlib.sha256()
-        for place in part.places:
+        for position in part.positions:
             try:
-                digest.update(sha256(part.tiles.paths[place]).encode())
+                digest.update(sha256(part.tiles.paths[position]).encode())
             except DataError:
                 digest.update(b"unreadable")
         return digest.hexdigest()
 
     def check(self, ref: Ref) -> Check:
         """Read one tile and say what it is."""
-        (place,), (name,) = ref.content.places, ref.items
+        (position,), (name,) = ref.content.positions, ref.items
         tiles: TileSet = ref.content.tiles
-        label = self.class_names.get(int(tiles.labels[place]))
+        label = self.class_names.get(int(tiles.labels[position]))
         labels = None if label is None else (label,)
         try:
-            picture = read_tile(tiles.paths[place])
+            picture = read_tile(tiles.paths[position])
         except DataError as error:
             return Check(name, None, None, labels, (str(error),))
         return Check(name, picture.array.shape[1:], None, labels, (), picture.notes)
@@ -168,7 +172,7 @@ class Tiles(Task):
     def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
         """Return the size of every tile of a batch as the network sees it, or why it cannot be read."""
         failed = {} if unit is None else unit.failed
-        labels = (int(ref.content.tiles.labels[place]) for place in ref.content.places)
+        labels = (int(ref.content.tiles.labels[position]) for position in ref.content.positions)
         return [
             ItemEstimate(name, self.size, 1, label in self.class_names, problem or failed.get(name, ""))
             for name, label in zip(ref.items, labels, strict=True)
@@ -203,15 +207,15 @@ class Tiles(Task):
         """Compare the predicted classes with the labels, in the order of the unit."""
         part: Part = unit.ref.content
         batch: TileBatch = unit.content
-        rows = {int(place): row for row, place in enumerate(batch.index)}
+        rows = {int(position): row for row, position in enumerate(batch.index)}
         results = []
-        for place, name in zip(part.places, unit.ref.items, strict=True):
-            label = self.class_names.get(int(part.tiles.labels[place]), "")
-            if place not in rows:
+        for position, name in zip(part.positions, unit.ref.items, strict=True):
+            label = self.class_names.get(int(part.tiles.labels[position]), "")
+            if position not in rows:
                 reason = unit.failed[name]
                 results.append(TileResult(name, "failed", "source", reason, label))
                 continue
-            before, after = finished.source[rows[place]], finished.adapted[rows[place]]
+            before, after = finished.source[rows[position]], finished.adapted[rows[position]]
             results.append(
                 TileResult(
                     case=name,
@@ -223,7 +227,7 @@ class Tiles(Task):
                     probs_source=before,
                     correct=self._correct(after, label),
                     correct_source=self._correct(before, label),
-                    notes=batch.notes.get(place, ()),
+                    notes=batch.notes.get(position, ()),
                 )
             )
         return results
@@ -236,9 +240,9 @@ class Tiles(Task):
         part: Part = ref.content
         return [
             TileResult(
-                name, "failed", "source", reason, self.class_names.get(int(part.tiles.labels[place]), "")
+                name, "failed", "source", reason, self.class_names.get(int(part.tiles.labels[position]), "")
             )
-            for place, name in zip(part.places, ref.items, strict=True)
+            for position, name in zip(part.positions, ref.items, strict=True)
         ]
 
     # ------------------------------------------------------------ resuming and going back
@@ -263,7 +267,7 @@ class Tiles(Task):
         ]
 
     def reset_for(self, protocol: Protocol) -> Reset:
-        """Return when the state of a method starts afresh: a tile is no case to restart for."""
+        """Return when the state of a method starts afresh: the state is not reset for single tiles."""
         return self.pipeline.reset.get(protocol, "site")
 
     def settings(self, items: Items) -> dict[str, Any]:

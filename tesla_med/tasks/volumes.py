@@ -17,7 +17,7 @@ from tesla_med.io.cases import find_cases
 from tesla_med.io.files import atomic_path, sha256_of, write_together
 from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
-from tesla_med.prepare.acquisition import differences, measure
+from tesla_med.prepare.acquisition import acquisition_of, differences
 from tesla_med.prepare.transforms import PreparedCase, Preprocessor
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tesla_med.tasks.labelled import LabelledSource
 
 log = logging.getLogger(__name__)
-CONSTANT = Verdict(0.0, "the image is constant: nothing to adapt to or to find")
+CONSTANT = Verdict(0.0, "the image is constant: there is nothing to adapt to or to segment")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Volumes(Task):
         case: Case = ref.content
         digest = sha256_of(case.files)
         volume = read_case(case, self.site)
-        seen = measure(volume, self.site.region, self.pipeline.preprocessing.orientation)
+        seen = acquisition_of(volume, self.site.region, self.pipeline.preprocessing.orientation)
         for text in differences(seen, self.trained):
             volume.notes.append(text)
             log.warning("%s: %s", case.name, text)

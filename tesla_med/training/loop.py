@@ -21,11 +21,11 @@ class TrainingRun:
     """The training state: network, optimiser, schedule, generator, best result so far."""
 
     def __init__(
-        self, pipeline: PipelineConfig, data: LabelledSource, place: torch.device, seed: int
+        self, pipeline: PipelineConfig, data: LabelledSource, device: torch.device, seed: int
     ) -> None:
-        self.pipeline, self.data, self.place = pipeline, data, place
+        self.pipeline, self.data, self.device = pipeline, data, device
         self.generator = torch.Generator().manual_seed(seed)
-        self.model: Network = build_model(pipeline).to(place)
+        self.model: Network = build_model(pipeline).to(device)
         train = pipeline.train
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=train.learning_rate, weight_decay=train.weight_decay
@@ -41,7 +41,7 @@ class TrainingRun:
         config = self.pipeline.train
         self.model.train()
         images, labels = part.draw(config.batch_size, self.generator)
-        images, labels = images.to(self.place), labels.to(self.place)
+        images, labels = images.to(self.device), labels.to(self.device)
         if config.augment:
             images, labels = self.data.vary(images, labels, self.generator)
         images = to_model_range(images, self.pipeline.preprocessing.model_range)
@@ -63,7 +63,7 @@ class TrainingRun:
 
     def _autocast(self) -> torch.autocast:
         reduced = self.pipeline.precision == "bfloat16"
-        return torch.autocast(self.place.type, torch.bfloat16, enabled=reduced)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=reduced)
 
     @torch.no_grad()
     def validate(self, part: Part) -> float:
@@ -74,7 +74,7 @@ class TrainingRun:
     def _predict(self, images: Tensor) -> Tensor:
         parts = []
         for batch in torch.split(images, self.pipeline.predict_batch):
-            inputs = to_model_range(batch.to(self.place), self.pipeline.preprocessing.model_range)
+            inputs = to_model_range(batch.to(self.device), self.pipeline.preprocessing.model_range)
             with self._autocast():
                 parts.append(self.model(inputs))
         return torch.cat(parts)
@@ -91,7 +91,7 @@ class TrainingRun:
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "global_generator": torch.get_rng_state(),
-            "device_generator": torch.cuda.get_rng_state(self.place) if self.place.type == "cuda" else None,
+            "device_generator": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
         with atomic_path(path) as temporary:
             torch.save(state, temporary)
@@ -115,8 +115,8 @@ class TrainingRun:
             self.schedule.load_state_dict(state["schedule"])
             self.generator.set_state(state["generator"])
             torch.set_rng_state(state["global_generator"])
-            if self.place.type == "cuda" and state["device_generator"] is not None:
-                torch.cuda.set_rng_state(state["device_generator"], self.place)
+            if self.device.type == "cuda" and state["device_generator"] is not None:
+                torch.cuda.set_rng_state(state["device_generator"], self.device)
             self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         except CheckpointError:
             raise

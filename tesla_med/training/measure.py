@@ -61,9 +61,9 @@ def compute_statistics(
         DataError: no labelled case or tile.
         OutputError: the files cannot be written.
     """
-    place = default_device(device)
+    target = default_device(device)
     loaded = load_model(weights, pipeline)
-    model = loaded.model.to(place)
+    model = loaded.model.to(target)
     task = task_of(loaded.pipeline)(sites[0], loaded.pipeline)
     every = task.labelled(sites, Path(volumes), progress).every()
     statistics = measure(model, every, loaded.pipeline, seed, progress)

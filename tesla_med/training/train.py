@@ -110,16 +110,16 @@ def train_source(
         TeslaMedError: the loss is no longer finite.
     """
     start = time.perf_counter()
-    place = default_device(device)
+    target = default_device(device)
     _check_folder(out, resume, overwrite)
-    with _own_randomness(place, seed):
+    with _own_randomness(target, seed):
         build_model(pipeline)  # wrong parameters are found before anything is read or replaced
     task = task_of(pipeline)(sites[0], pipeline)
     data = task.labelled(sites, Path(volumes), progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
-        return _train(pipeline, sites, data, out, seed, place, resume, progress, extra or {}, start)
+        return _train(pipeline, sites, data, out, seed, target, resume, progress, extra or {}, start)
 
 
 def _train(
@@ -128,7 +128,7 @@ def _train(
     data: LabelledSource,
     out: Path,
     seed: int,
-    place: torch.device,
+    device: torch.device,
     resume: bool,
     progress: Progress | None,
     extra: dict[str, Any],
@@ -136,8 +136,8 @@ def _train(
 ) -> TrainResult:
     training, held = data.split(pipeline.train.validation_fraction, torch.Generator().manual_seed(seed))
     settings = _settings(pipeline, data, seed)
-    with _own_randomness(place, seed):
-        run = TrainingRun(pipeline, data, place, seed)
+    with _own_randomness(device, seed):
+        run = TrainingRun(pipeline, data, device, seed)
         if resume and (out / STATE).is_file():
             run.load(out / STATE, settings)
         names = tuple(site.id for site in sites)
@@ -160,7 +160,7 @@ def _train(
         training_cases=training.names,
         validation_cases=held.names,
     )
-    write_json(out / "train.json", _record(result, settings, str(place), data.left_out, extra))
+    write_json(out / "train.json", _record(result, settings, str(device), data.left_out, extra))
     return result
 
 
@@ -173,11 +173,11 @@ def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
     known = used and any((out / name).exists() for name in OWN_FILES)
     if used and not known:
         raise OutputError(
-            f"{out}: the folder holds other files and no training; choose another output folder"
+            f"{out}: the folder holds other files but no training; choose another output folder"
         )
     if known and not (resume or overwrite):
         raise OutputError(
-            f"{out}: holds an earlier training; use --resume to go on or --overwrite to replace it"
+            f"{out}: holds an earlier training; use --resume to continue it, or --overwrite to replace it"
         )
 
 
@@ -189,9 +189,9 @@ def _remove_own(out: Path) -> None:
 
 
 @contextmanager
-def _own_randomness(place: torch.device, seed: int) -> Iterator[None]:
+def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the global generators (weights, dropout) and put the caller's states back after."""
-    devices = [place.index or 0] if place.type == "cuda" else []
+    devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

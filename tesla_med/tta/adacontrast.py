@@ -43,19 +43,21 @@ class AdaContrastParams(MethodParams):
     """Parameters of AdaContrast; defaults are its authors' where they have them."""
 
     learning_rate: float = Field(2e-4, ge=0, description="of SGD, for all parameters")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD (Nesterov where above 0)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD (Nesterov where above 0)")
     weight_decay: float = Field(1e-4, ge=0)
     teacher_momentum: float = Field(0.999, ge=0, le=1, description="of the momentum encoder")
     queue_size: int = Field(16384, ge=1, description="features in the memory, and keys in the contrast")
-    neighbours: int = Field(10, ge=1, description="whose probabilities a pseudo-label averages")
+    neighbours: int = Field(
+        10, ge=1, description="number of neighbours whose probabilities a pseudo-label averages"
+    )
     temperature: float = Field(0.07, gt=0, description="of the contrast")
     contrast_weight: float = Field(1.0, ge=0)
     diversity_weight: float = Field(1.0, ge=0)
-    refine_stride: int = Field(8, ge=1, description="distance of the pixels that are refined and learned")
+    refine_stride: int = Field(8, ge=1, description="spacing of the pixels that are refined and learned from")
     pixels_per_slice: int = Field(64, ge=1, description="of these, pixels for memory and contrast")
 
     op_set: str = Field("intensity", description="ops of strong views; of pixels, its intensity ops")
-    policy_size: int = Field(3, ge=1, description="ops a strong view")
+    policy_size: int = Field(3, ge=1, description="operations in a strong view")
     static_magnitude: float = Field(
         0.5, ge=0, le=1, description="strength of the ops, distance from the identity as a share of the range"
     )
@@ -67,7 +69,7 @@ class AdaContrastParams(MethodParams):
     predict_statistics: Literal["running", "volume"] = Field(
         "volume", description="normalise a prediction by running statistics or by the case's own"
     )
-    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
 
 
 @METHODS.register("adacontrast")

@@ -33,10 +33,10 @@ Scalars = dict[str, Tensor | float]
 class MethodParams(Section):
     """Parameters that every method has: how the slices of a case or a site are fed to it."""
 
-    batch_slices: int | None = Field(16, ge=1, description="slices an update; null: all of a case")
+    batch_slices: int | None = Field(16, ge=1, description="slices per update; null: all slices of a case")
     draw: Literal["ordered", "replacement"] = "ordered"
     updates_per_case: int | None = Field(
-        None, ge=1, description="with draw: replacement, updates on each case"
+        None, ge=1, description="with draw: replacement, number of updates per case"
     )
     epochs: int = Field(1, ge=1, description="passes over the slices")
 

@@ -38,13 +38,13 @@ class CoTTAParams(MethodParams):
     restore: float = Field(
         0.01, ge=0, le=1, description="probability that an element of a weight goes back to the source's"
     )
-    views: int = Field(32, ge=1, description="views of an averaged pseudo-label, the image included")
+    views: int = Field(32, ge=1, description="views per averaged pseudo-label, including the image itself")
     confidence_threshold: float = Field(
         0.92, ge=0, le=1, description="labels are averaged where the source's mean confidence is below"
     )
 
     op_set: str = Field("intensity", description="ops of the views")
-    policy_size: int = Field(2, ge=1, description="ops a view")
+    policy_size: int = Field(2, ge=1, description="operations in a view")
     static_magnitude: float = Field(
         0.5, ge=0, le=1, description="strength of the ops, distance from the identity as a share of the range"
     )
@@ -56,7 +56,7 @@ class CoTTAParams(MethodParams):
     predict_statistics: Literal["running", "volume"] = Field(
         "volume", description="normalise a prediction by running statistics or by the case's own"
     )
-    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
 
 
 @METHODS.register("cotta")

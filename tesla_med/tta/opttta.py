@@ -85,7 +85,7 @@ class OptTTA(TTAMethod):
         if self.model.task != "segmentation":
             raise AdaptationError(
                 f"method 'opttta' searches augmentations volume by volume, and this model is for "
-                f"{self.model.task}, whose tiles come in no volumes; use method 'tesla'"
+                f"{self.model.task}, whose tiles do not belong to volumes; use method 'tesla'"
             )
         self.model.requires_grad_(False)
         self.policies = SubPolicies(self.params.policy_size).to(self.context.device)

@@ -24,7 +24,8 @@ class PLParams(LearnerParams):
     """Parameters of pseudo-labels."""
 
     adapt: Literal["affine", "encoder"] = Field(
-        "affine", description="what learns: scale and shift of norm layers, or all but the head"
+        "affine",
+        description="parameters that are updated: scale and shift of norm layers, or all but the head",
     )
     confidence_threshold: float = Field(
         0.0, ge=0, le=1, description="pixels less confident than this are left out"

@@ -38,13 +38,13 @@ class SHOTParams(LearnerParams):
     """Parameters of SHOT; defaults are its authors' for pretrained layers where they have them."""
 
     learning_rate: float = Field(1e-3, ge=0, description="of SGD, for all parameters but the head's")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD (Nesterov where above 0)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD (Nesterov where above 0)")
     weight_decay: float = Field(1e-3, ge=0)
     marginal_weight: float = Field(1.0, ge=0, description="of the class marginal's negative entropy")
     pseudo_label_weight: float = Field(
         0.3, ge=0, description="of the cross-entropy to prototype pseudo-labels; 0: SHOT-IM"
     )
-    prototype_pixels: int = Field(256, ge=1, description="pixels a slice that prototypes come from, at most")
+    prototype_pixels: int = Field(256, ge=1, description="prototypes use at most this many pixels per slice")
 
 
 @METHODS.register("shot")

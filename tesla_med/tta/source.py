@@ -17,7 +17,7 @@ class SourceParams(MethodParams):
     statistics: Literal["running", "volume"] = Field(
         "running", description="normalise by running statistics or by the case's own"
     )
-    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
     weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
     weak_shift: float = Field(0.1, ge=0, le=1, description="largest displacement, in halves of the field")

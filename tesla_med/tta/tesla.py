@@ -59,8 +59,8 @@ class TeSLAParams(AugmentationParams, MethodParams):
     marginal_weight: float = Field(1.0, ge=0, description="of the class-marginal term of Eq. 3")
     marginal_target: Literal["uniform", "teacher", "source"] = Field(
         "uniform",
-        description="class shares that the marginal is drawn to: equal ones, the teacher's running ones, "
-        "or those that the source model gives a batch under the batch's own normalisation statistics",
+        description="class shares towards which the marginal is pulled: equal ones, the teacher's running "
+        "ones, or those that the source model gives a batch under the batch's own normalisation statistics",
     )
     freeze_norm_affine: bool = False
     reliability: float = Field(
@@ -92,9 +92,12 @@ class TeSLAParams(AugmentationParams, MethodParams):
     predict_statistics: Literal["running", "volume"] = Field(
         "running", description="normalise a prediction by running statistics or by the case's own"
     )
-    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
     neighbour_share: float = Field(
-        0.0, ge=0, le=0.33, description="of each neighbouring slice in a slice's predicted probabilities"
+        0.0,
+        ge=0,
+        le=0.33,
+        description="weight of each neighbouring slice in the predicted probabilities of a slice",
     )
 
 

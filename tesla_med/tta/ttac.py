@@ -32,9 +32,9 @@ class TTACParams(AlignmentParams, LearnerParams):
     class_weight: float = Field(1.0, ge=0, description="of the mean divergence over classes")
     global_weight: float = Field(1.0, ge=0, description="of the divergence over all features")
     confidence: float = Field(
-        0.9, ge=0, le=1, description="a pixel counts for its class above this probability"
+        0.9, ge=0, le=1, description="a pixel is assigned to its class only above this probability"
     )
-    class_minimum: int = Field(16, ge=1, description="features below which a class is left out")
+    class_minimum: int = Field(16, ge=1, description="a class with fewer features than this is left out")
 
 
 @METHODS.register("ttac")

@@ -109,7 +109,7 @@ def test_labels_from_a_folder_or_a_table(tmp_path):
     with pytest.raises(DataError, match=r"no sub-folder of a class; expected tumour.*found spleen"):
         evaluate_tiles(path, tmp_path / "other")
     unknown = table(tmp_path / "unknown.csv", [["a.png", "spleen"]], ["tile", "label"])
-    with pytest.raises(DataError, match=r"unknown.csv, line 2.*'spleen' is no class"):
+    with pytest.raises(DataError, match=r"unknown.csv, line 2.*'spleen' is not a class"):
         evaluate_tiles(path, unknown)
 
 
@@ -141,10 +141,14 @@ def test_tiles_that_could_not_be_read(tmp_path):
         (changed(1, "p_stroma", "nan"), HEAD, r"must lie in \[0, 1\]"),
         (changed(1, "p_stroma", "much"), HEAD, "must be numbers"),
         (changed(1, "p_stroma", ""), HEAD, "must be numbers"),
-        (changed(2, "label", "spleen"), HEAD, "line 4.*label 'spleen' is no class; expected one of tumour"),
-        (changed(2, "prediction", "spleen"), HEAD, "prediction 'spleen' is no class"),
-        (changed(2, "source_prediction", "spleen"), HEAD, "source_prediction 'spleen' is no class"),
-        (changed(1, "tile", "TUM/a.png"), HEAD, "tile 'TUM/a.png' comes more than once"),
+        (
+            changed(2, "label", "spleen"),
+            HEAD,
+            "line 4.*label 'spleen' is not a class; expected one of tumour",
+        ),
+        (changed(2, "prediction", "spleen"), HEAD, "prediction 'spleen' is not a class"),
+        (changed(2, "source_prediction", "spleen"), HEAD, "source_prediction 'spleen' is not a class"),
+        (changed(1, "tile", "TUM/a.png"), HEAD, "tile 'TUM/a.png' occurs more than once"),
         ([*ROWS, ["TUM/e.png", "tumour"]], HEAD, "line 6: expected 8 cells"),
         ([], HEAD, "no row below"),
     ],

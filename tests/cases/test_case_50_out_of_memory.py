@@ -64,7 +64,7 @@ def test_a_forward_that_fails_once_costs_nothing_but_time(
     assert failed == [1]
     assert {item.status for item in result.results} <= {"ok", "empty"}
     assert {item.used for item in result.results} == {"adapted"}
-    done = [item for item in result.results if "memory ran out, done with 2 slices at once" in item.reason]
+    done = [item for item in result.results if "memory ran out; done with 2 slices at once" in item.reason]
     assert len(done) == (0 if options.get("protocol") == "N-M" else 1)  # its passes have no case to name
 
 
@@ -74,7 +74,7 @@ def test_less_slices_at_once_where_memory_is_short(volumes, weights, tmp_path, m
     result = small.run(volumes, weights, tmp_path / "out", method="source")
     assert {item.status for item in result.results} <= {"ok", "empty"}
     word = "1 slice" if largest == 1 else "2 slices"
-    assert all(item.reason == f"memory ran out, done with {word} at once" for item in result.results)
+    assert all(item.reason == f"memory ran out; done with {word} at once" for item in result.results)
     monkeypatch.undo()
     plain = small.run(volumes, weights, tmp_path / "plain", method="source")
     for item in plain.results:
@@ -154,7 +154,7 @@ def test_tiles_are_learned_from_in_smaller_batches(tile_weights, tmp_path, monke
     assert max(sizes) == 8
     reasons = {item.reason for item in result.results}
     # The batch that ran out of memory says so; under N-O a later batch begins with as many.
-    assert reasons == {"memory ran out, done with 8 tiles at once"} | ({""} if protocol == "N-O" else set())
+    assert reasons == {"memory ran out; done with 8 tiles at once"} | ({""} if protocol == "N-O" else set())
 
 
 def test_too_few_tiles_are_not_learned_from(tile_weights, tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ def test_the_written_tables_say_error(finished):
     change = result.summary.paired["bn", "N-O"].difference
     line = next(line for line in text.splitlines() if line.startswith("| bn |"))
     assert line.split(" | ")[5] == f"{0 - 100 * change:+.1f}"  # less error is better
-    assert "ms a tile" in text
+    assert "ms per tile" in text
     page = (out / "comparison.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64") == 4
     content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))

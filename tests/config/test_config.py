@@ -184,9 +184,9 @@ def test_circular_extends(folder):
     write(folder, "pipelines/two.yaml", "extends: one\n")
     text = error_of(load_pipeline, "one")
     assert "one.yaml" in text
-    assert "circle: one -> two -> one" in text
+    assert "circular: one -> two -> one" in text
     write(folder, "pipelines/self.yaml", "extends: self\n")
-    assert "circle: self -> self" in error_of(load_pipeline, "self")
+    assert "circular: self -> self" in error_of(load_pipeline, "self")
 
 
 def test_extends_something_unknown(folder):
@@ -300,7 +300,7 @@ def test_unknown_sites(folder):
 
 def test_ambiguous_sites(folder):
     text = error_of(load_site, "A")
-    assert text == "site 'A' exists in more than one pipeline: say prostate/A or things/A"
+    assert text == "site 'A' exists in more than one pipeline: give prostate/A or things/A"
 
 
 def test_a_site_is_matched_whole_not_in_part(folder):
@@ -321,7 +321,7 @@ def test_a_site_is_matched_whole_not_in_part(folder):
         ("region: {kind: square}", ["region kind 'square' needs size_mm"]),
         ("region: {kind: mask}", ["needs size_mm, pattern"]),
         ("region: {kind: whole, slices: mask}", ["slices: mask needs region kind 'mask'"]),
-        ("id: B", ["key 'id' is 'B' but the file's place says 'A'"]),
+        ("id: B", ["key 'id' is 'B' but the file's path says 'A'"]),
         ("pipeline: other", ["key 'pipeline' is 'other'", "'things'"]),
     ],
 )

@@ -70,7 +70,7 @@ def method(name="tesla", params=None):
             },
             0.0,
             True,
-            "agree on nothing",
+            "masks do not agree",
         ),
         ({"agreement_source_own": 0.98}, 0.0, False, "no shift"),
         ({"agreement_source_own": 0.98, "statistics_distance": 0.0}, 1.0, False, ""),

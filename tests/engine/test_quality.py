@@ -10,9 +10,9 @@ from tesla_med.config.models import QualityConfig
 from tesla_med.engine.quality import (
     audit,
     class_agreement,
-    estimate,
     feature,
     needs_review,
+    predicted_dice,
     support,
     with_estimates,
 )
@@ -65,25 +65,25 @@ def test_the_estimate_is_linear_in_the_feature():
     assert feature(1.0) == pytest.approx(-math.log(0.02))
     assert feature(0.0) == pytest.approx(-math.log(1.02))
     assert feature(2.0) == feature(1.0)
-    found = estimate(0.9, CONFIG)
+    found = predicted_dice(0.9, CONFIG)
     assert found.dice == pytest.approx(0.5 + 0.1 * -math.log(0.12))
     assert (found.low, found.high) == (pytest.approx(found.dice - 0.05), pytest.approx(found.dice + 0.05))
-    assert estimate(0.9, QualityConfig()) is None
+    assert predicted_dice(0.9, QualityConfig()) is None
 
 
 def test_estimates_stay_in_range():
     wide = CONFIG.model_copy(update={"intercept": 0.9, "slope": 0.3, "half_width": 0.5})
-    found = estimate(1.0, wide)
+    found = predicted_dice(1.0, wide)
     assert (found.dice, found.high) == (1.0, 1.0)
-    low = estimate(0.0, CONFIG.model_copy(update={"intercept": -3.0}))
+    low = predicted_dice(0.0, CONFIG.model_copy(update={"intercept": -3.0}))
     assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.0)
 
 
 def test_every_class_gets_its_own_estimate():
     scores = with_estimates([score(label=5), score(label=9)], {"support_2": 0.9}, CONFIG)
     assert scores[0].predicted_dice is None
-    assert scores[1].predicted_dice == estimate(0.9, CONFIG).dice
-    assert scores[1].predicted_low == estimate(0.9, CONFIG).low
+    assert scores[1].predicted_dice == predicted_dice(0.9, CONFIG).dice
+    assert scores[1].predicted_low == predicted_dice(0.9, CONFIG).low
     assert with_estimates([score()], {"support_1": 0.9}, QualityConfig()) == (score(),)
 
 
@@ -112,7 +112,7 @@ def test_the_estimate_follows_the_damage(make_images):
     values = []
     for shift in range(5):
         moved = truth.roll(shift, dims=1)
-        values.append(estimate(support(truth, [moved], [(truth, moved)], 1), CONFIG).dice)
+        values.append(predicted_dice(support(truth, [moved], [(truth, moved)], 1), CONFIG).dice)
     assert values == sorted(values, reverse=True)
     assert values[0] - values[-1] > 0.05
 

@@ -98,7 +98,7 @@ def test_multi_frame_and_colour(tmp_path):
     colour = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0}
     eight = {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "PixelData": bytes(3 * 20 * 16)}
     write_series(tmp_path / "b", array, **colour, **eight)
-    with pytest.raises(DataError, match="colours"):
+    with pytest.raises(DataError, match="colour channels"):
         read_volume(tmp_path / "b")
 
 

@@ -393,7 +393,7 @@ def test_metaimage_without_its_data_file(tmp_path: Path) -> None:
 def test_metaimage_kinds_that_are_refused(tmp_path: Path) -> None:
     vectors = sitk.GetImageFromArray(np.zeros((4, 5, 6, 3), np.float32), isVector=True)
     sitk.WriteImage(vectors, str(tmp_path / "v.mha"))
-    with pytest.raises(DataError, match="one value a voxel, got 3"):
+    with pytest.raises(DataError, match="one value per voxel, got 3"):
         io.read_volume(tmp_path / "v.mha")
     sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 5), np.int16)), str(tmp_path / "p.nrrd"))
     with pytest.raises(DataError, match=r"\(5, 4\)"):

@@ -42,7 +42,7 @@ def test_transparent_is_white_and_opaque_is_as_it_was(tmp_path):
     half = read_tile(save(tmp_path / "b.png", array))
     assert (half.array[:, :16] == 1).all()
     assert np.allclose(half.array[:, 16:], opaque.array[:, 16:])
-    assert half.notes == ("transparent pixels put on white",)
+    assert half.notes == ("transparent pixels placed on white",)
 
 
 @pytest.mark.parametrize("end", ["png", "tif"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tesla_med.config.models import Region
-from tesla_med.prepare.acquisition import Acquisition, differences, measure, united
+from tesla_med.prepare.acquisition import Acquisition, acquisition_of, differences, united
 from tesla_med.types import Volume
 
 WHOLE = Region()
@@ -29,20 +29,20 @@ def volume(shape, spacing, *, axes=(0, 1, 2), nominal=False):
 def test_measured_along_the_axes_of_the_model() -> None:
     expected = Acquisition(spacing_mm=((0.5, 0.5), (0.6, 0.6), (3, 3)), field_mm=((50, 50), (48, 48)))
     for axes in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
-        assert measure(volume((100, 80, 12), (0.5, 0.6, 3.0), axes=axes), WHOLE, "RAS") == expected
-    swapped = measure(volume((100, 80, 12), (0.5, 0.6, 3.0)), WHOLE, "ARS")
+        assert acquisition_of(volume((100, 80, 12), (0.5, 0.6, 3.0), axes=axes), WHOLE, "RAS") == expected
+    swapped = acquisition_of(volume((100, 80, 12), (0.5, 0.6, 3.0)), WHOLE, "ARS")
     assert swapped is not None
     assert swapped.spacing_mm[:2] == ((0.6, 0.6), (0.5, 0.5))
 
 
 def test_a_region_sets_the_field() -> None:
-    square = measure(volume((100, 80, 12), (0.5, 0.6, 3.0)), Region(kind="square", size_mm=40), "RAS")
+    square = acquisition_of(volume((100, 80, 12), (0.5, 0.6, 3.0)), Region(kind="square", size_mm=40), "RAS")
     assert square is not None
     assert square.field_mm == ((40, 40), (40, 40))
 
 
 def test_nominal_sizes_say_nothing() -> None:
-    assert measure(volume((10, 10, 4), (1, 1, 1), nominal=True), WHOLE, "RAS") is None
+    assert acquisition_of(volume((10, 10, 4), (1, 1, 1), nominal=True), WHOLE, "RAS") is None
     assert united([]) is None
     assert differences(None, united([])) == []
 
@@ -58,12 +58,14 @@ def test_nominal_sizes_say_nothing() -> None:
     ],
 )
 def test_far_by_more_than_half(spacing, expected) -> None:
-    seen = [measure(volume((100, 100, 10), (step, step, 3.0 + step)), WHOLE, "RAS") for step in (0.5, 0.8)]
+    seen = [
+        acquisition_of(volume((100, 100, 10), (step, step, 3.0 + step)), WHOLE, "RAS") for step in (0.5, 0.8)
+    ]
     trained = united([item for item in seen if item is not None])
     assert trained is not None
     assert trained.spacing_mm[0] == (0.5, 0.8)
     trained = trained.model_copy(update={"spacing_mm": (*trained.spacing_mm[:2], (3.0, 4.0))})
-    found = differences(measure(volume((100, 100, 10), spacing), WHOLE, "RAS"), trained)
+    found = differences(acquisition_of(volume((100, 100, 10), spacing), WHOLE, "RAS"), trained)
     assert len(found) == expected
     assert all("mm" in text and "trained on" in text for text in found)
 

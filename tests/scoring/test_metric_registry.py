@@ -206,9 +206,9 @@ def test_what_depends_on_the_voxel_size_is_blank_where_it_is_nominal(register):
     register(physical=True)
     mask = np.ones((3, 3, 3), bool)
     pair = metrics.MaskPair(mask, mask, (1, 1, 1))
-    values = metrics.measure(pair, METRICS.in_order(), nominal=True)
+    values = metrics.evaluate_metrics(pair, METRICS.in_order(), nominal=True)
     assert [name for name, value in values.items() if value is not None] == ["dice"]
-    assert metrics.measure(pair, METRICS.in_order())["jaccard"] == 1.0
+    assert metrics.evaluate_metrics(pair, METRICS.in_order())["jaccard"] == 1.0
 
 
 def test_records_of_earlier_versions_are_read():

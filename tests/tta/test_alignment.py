@@ -109,7 +109,7 @@ def test_refused_with_statistics_of_another_width(name, make_network, make_stati
 
     statistics = make_statistics(make_network(width=8), 2)
     context = MethodContext(torch.device("cpu"), statistics=statistics)
-    with pytest.raises(CheckpointError, match=r"are of 8 features, and the head of this network takes 4"):
+    with pytest.raises(CheckpointError, match=r"are of 8 features, but the head of this network takes 4"):
         make_method(name, make_network(), {}, context)
 
 
@@ -200,7 +200,7 @@ def test_the_pipelines_protocol_gives_way_to_its_counterpart(made, tmp_path):
 
 def test_statistics_are_refused_under_n(made, tmp_path):
     volumes, weights, path = made
-    with pytest.raises(ConfigError, match=r"protocol N-O uses nothing of the source but its weights"):
+    with pytest.raises(ConfigError, match=r"protocol N-O uses nothing from the source but its weights"):
         small_site.run(volumes, weights, tmp_path / "out", statistics=path)
     assert not (tmp_path / "out").exists()
 
@@ -220,7 +220,7 @@ def test_missing_and_foreign_statistics(made, tmp_path):
     card = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     for changes, message in (
         ({"weights_sha256": "0" * 64}, r"measured with other weights \(sha256 000000000000"),
-        ({"classes": [{**card["classes"][0], "value": 7}, card["classes"][1]]}, r"of classes \(7, 1\)"),
+        ({"classes": [{**card["classes"][0], "value": 7}, card["classes"][1]]}, r"for classes \(7, 1\)"),
     ):
         foreign.with_suffix(".json").write_text(json.dumps(card | changes), encoding="utf-8")
         with pytest.raises(CheckpointError, match=message):

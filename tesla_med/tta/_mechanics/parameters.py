@@ -26,7 +26,7 @@ def norm_affine(model: nn.Module, method: str) -> list[nn.Parameter]:
     found = [item for layer in layers for item in layer.parameters(recurse=False)]
     if not found:
         raise AdaptationError(
-            f"method {method!r} adapts scale and shift of norm layers, and the model has 0 ({len(layers)} "
+            f"method {method!r} adapts scale and shift of norm layers, but the model has 0 ({len(layers)} "
             "norm layers without them); use method 'tesla', or a network whose norm layers have them "
             "(MONAI: norm: batch)"
         )
@@ -47,7 +47,7 @@ def all_but_head(model: Network, method: str) -> list[nn.Parameter]:
     found = [item for item in model.parameters() if id(item) not in frozen]
     if not found:
         raise AdaptationError(
-            f"method {method!r} adapts every parameter but the head's, and the model has 0 (it is all head)"
+            f"method {method!r} adapts every parameter but the head's, but the model has 0 (it is all head)"
         )
     return found
 
@@ -69,7 +69,7 @@ def require_norm_layers(model: nn.Module, method: str, *, affine: bool = False) 
         others = sum("Norm" in type(layer).__name__ for layer in model.modules())
         need = "batch-norm layers with affine parameters" if affine else "batch-norm layers"
         raise AdaptationError(
-            f"method {method!r} adapts {need}, and the model has 0 ({others} norm layers of other kinds); "
+            f"method {method!r} adapts {need}, but the model has 0 ({others} norm layers of other kinds); "
             "use method 'tesla', or a network with batch normalisation (MONAI: norm: batch)"
         )
 

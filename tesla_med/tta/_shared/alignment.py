@@ -32,7 +32,7 @@ class AlignmentParams(Section):
     memory: int = Field(
         262144,
         ge=0,
-        description="features that the pooled target moments remember at most; 0: the batch alone",
+        description="the pooled target moments remember at most this many features; 0: the batch alone",
     )
 
 
@@ -46,13 +46,13 @@ def require_statistics(context: MethodContext, model: Network, method: str) -> S
     statistics = context.statistics
     if statistics is None:
         raise ConfigError(
-            f"method {method!r} aligns features with source statistics, and there are none: measure them "
+            f"method {method!r} aligns features with source statistics, but there are none: measure them "
             "with 'tesla-med statistics --weights W --sites S --volumes DIR', or give --statistics FILE"
         )
     taken = head_inputs(model)
     if taken is not None and taken != len(statistics.mean):
         raise CheckpointError(
-            f"method {method!r}: the source statistics are of {len(statistics.mean)} features, and the head "
+            f"method {method!r}: the source statistics are of {len(statistics.mean)} features, but the head "
             f"of this network takes {taken}; measure them again with 'tesla-med statistics' for these weights"
         )
     return statistics

@@ -32,7 +32,7 @@ class AugmentationParams(Section):
     teacher_momentum: float = Field(0.996, ge=0, le=1)
     distillation_weight: float = Field(1.0, ge=0, description="lambda_2")
 
-    weak_views: int = Field(5, ge=1, description="views of a pseudo-label, the image included")
+    weak_views: int = Field(5, ge=1, description="views per pseudo-label, including the image itself")
     weak_views_first_epoch: int | None = Field(None, ge=1)
     weak_scale: float = Field(0.8, gt=0, le=1)
     weak_shift: float = Field(0.1, ge=0, le=1)

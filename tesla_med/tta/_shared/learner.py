@@ -27,7 +27,7 @@ class LearnerParams(MethodParams):
     predict_statistics: Literal["running", "volume"] = Field(
         "volume", description="normalise a prediction by running statistics or by the case's own"
     )
-    max_slices: int = Field(64, ge=1, description="slices that 'volume' statistics come from at most")
+    max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
 
 
 class Learner(TTAMethod):
