@@ -9,8 +9,9 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "cases.md"
 HEAD = """# Cases
 
-Faults that users of such tools meet, by number, and the rule that holds here. Each has a test in
-`tests/cases/`; `python tests/cases/table.py` makes this page from them, and a test keeps it up to date.
+These are problems that users of such tools meet, by number, and the rule that applies here. Each has a
+test in `tests/cases/`; `python tests/cases/table.py` generates this page from the tests, and a test keeps it
+up to date.
 
 | case | rule | status |
 |---|---|---|

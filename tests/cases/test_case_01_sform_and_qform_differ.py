@@ -1,4 +1,6 @@
-"""The sform places an image if its code is above 0, else the qform; differences are noted, both are kept."""
+"""The sform places an image if its code is above 0, else the qform; differences are noted and both are
+kept.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A matrix whose code is 0 is ignored, whatever it holds: the scan is that of the valid matrix."""
+"""A matrix whose code is 0 is ignored, whatever it holds: the scan lies where the valid matrix puts it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The model sees intensities as slope and intercept make them; slope 0 or NaN means unscaled."""
+"""The model sees intensities scaled by slope and intercept; a slope of 0 or NaN means unscaled."""
 
 import nibabel as nib
 import numpy as np

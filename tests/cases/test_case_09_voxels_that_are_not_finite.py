@@ -1,4 +1,6 @@
-"""Voxels that are not finite take the smallest finite value, with a count; a case of nothing else fails."""
+"""Voxels that are not finite are set to the smallest finite value, with a count; a case without finite
+voxels fails.
+"""
 
 import nibabel as nib
 import numpy as np

@@ -1,5 +1,6 @@
-"""Any order and sign of the voxel axes, left-handed ones too: the mask of a reoriented copy is the
+"""The voxel axes may have any order and sign, even left-handed: the mask of a reoriented copy is the
 reoriented mask.
+
 """
 
 import itertools

@@ -1,5 +1,6 @@
-"""Lengths in metres or micrometres are converted to millimetres, unknown ones are taken as such with a
-note; headers stay.
+"""Lengths in metres or micrometres are converted to millimetres, unknown units are read as mm with a note;
+headers stay.
+
 """
 
 import numpy as np

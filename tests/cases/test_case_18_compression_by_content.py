@@ -1,4 +1,4 @@
-"""Whether a NIfTI file is compressed is told from its first bytes, whatever its name says, and noted."""
+"""The first bytes decide whether a NIfTI file is compressed, whatever its name says; a mismatch is noted."""
 
 import gzip
 

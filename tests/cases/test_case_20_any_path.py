@@ -1,5 +1,6 @@
-"""Accents, CJK and spaces in folders and names survive in masks, reports and TensorBoard; a failure names
+"""Accents, CJK and spaces in folders and names survive in masks, reports and TensorBoard; failures name
 the path.
+
 """
 
 import json

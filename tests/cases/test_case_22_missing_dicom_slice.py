@@ -1,4 +1,4 @@
-"""A DICOM series with a missing slice is refused with the place and width of the gap, never stretched."""
+"""A DICOM series with a missing slice is refused with the position and width of the gap, never stretched."""
 
 import numpy as np
 import pytest

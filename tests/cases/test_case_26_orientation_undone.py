@@ -1,6 +1,4 @@
-"""What is turned to the model's orientation is turned back: a stub's mask is the threshold of the image,
-voxel for voxel.
-"""
+"""Reorientation is undone: with a stub model the mask is the threshold of the image, voxel for voxel."""
 
 import nibabel as nib
 import numpy as np

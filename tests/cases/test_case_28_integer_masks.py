@@ -1,4 +1,4 @@
-"""Masks are uint8, or uint16 where a label is above 255, and open in ITK, whatever type came in."""
+"""Masks are uint8, or uint16 where a label is above 255, and open in ITK, whatever the type of the input."""
 
 import nibabel as nib
 import numpy as np

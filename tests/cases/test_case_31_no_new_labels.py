@@ -1,4 +1,4 @@
-"""Probabilities are resampled, never labels: a mask holds no value that is not a class of the pipeline."""
+"""Probabilities are resampled, never labels: every value in a mask is a class of the pipeline."""
 
 import numpy as np
 import small_site as small

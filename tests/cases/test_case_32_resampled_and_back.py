@@ -1,5 +1,6 @@
-"""After resampling and back a mask has the image's shape and affine, and lies where it should within half
-a voxel.
+"""After resampling and back a mask has the image's shape and affine and is correctly placed within half a
+voxel.
+
 """
 
 import nibabel as nib

@@ -1,4 +1,6 @@
-"""A reference with corners within 0.1 mm of the image's counts; further off it is named with the distance."""
+"""A reference with corners within 0.1 mm of the image's is used; one further off is refused with the
+distance.
+"""
 
 import nibabel as nib
 import numpy as np

@@ -1,5 +1,6 @@
-"""Values on disk are the pipeline's, their names lie beside the masks, references use the same map; others
-are named.
+"""Values on disk are those of the pipeline and are named beside the masks; references use the same map,
+others are named.
+
 """
 
 import json

@@ -1,5 +1,6 @@
-"""A header that contradicts the anatomy cannot be proven: pictures carry the directions, and an unsure
-mask is for review.
+"""A header that contradicts the anatomy cannot be detected: pictures carry directions, unsure masks are
+for review.
+
 """
 
 import nibabel as nib

@@ -1,4 +1,6 @@
-"""Slices are padded so that no batch norm gets a single value; a network set up to get one is refused."""
+"""Slices are padded so that no batch norm receives a single value; a network in which that cannot be
+avoided is refused.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,6 @@
-"""A method that finds nothing to adapt stops before the run and says how much it found; else weights move."""
+"""A method that finds nothing to adapt stops before the run and says how much it found; otherwise weights
+change.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,6 @@
-"""With reset case a mask is the same bytes whoever came before: all that a method keeps is reset."""
+"""With reset case a mask is the same, byte for byte, whichever case came before: all state of a method is
+reset.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,6 @@
-"""The guard finds an adaptation that ends in all background, whatever its loss: source mask, `collapsed`."""
+"""The guard detects an adaptation that ends in background only, whatever its loss: source mask,
+`collapsed`.
+"""
 
 import pytest
 import small_site as small

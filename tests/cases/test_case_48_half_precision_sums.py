@@ -1,4 +1,4 @@
-"""Losses, statistics and metrics are summed in float32 or more, whatever the precision of what comes in."""
+"""Losses, statistics and metrics are summed in float32 or higher, whatever the precision of the input."""
 
 import numpy as np
 import pytest

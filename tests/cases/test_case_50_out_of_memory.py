@@ -1,4 +1,5 @@
-"""Where memory runs out a case is done again with ever fewer slices at once; only then it fails, alone.
+"""Where memory runs out a case is repeated with ever fewer slices at once; only if that fails does it
+fail, alone.
 
 Half the slices, down to one, then one with results brought to the CPU one by one; the state is put
 back before each try.

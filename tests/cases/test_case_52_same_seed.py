@@ -1,4 +1,6 @@
-"""On a CPU the same seed gives the same bytes, however images are read and whatever else draws numbers."""
+"""On a CPU the same seed gives the same bytes, however images are read and whatever else draws random
+numbers.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,6 @@
-"""The mask is the adapted model's after its last update, the source model's beside it; reports name both."""
+"""The mask is that of the adapted model after its last update, stored beside the source model's; reports
+name both.
+"""
 
 import numpy as np
 import pytest

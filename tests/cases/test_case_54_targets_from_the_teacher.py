@@ -1,4 +1,6 @@
-"""The student learns from soft labels of the teacher, a mean over other views, never from its own output."""
+"""The student learns from soft labels of the teacher, averaged over other views, never from its own
+output.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""A mask where the reference is empty has Dice 0, stays in the mean, is counted and shown with its volume."""
+"""A mask where the reference is empty has Dice 0, stays in the mean, and is counted and shown with its
+volume.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The headline is the Dice of the whole volume; a mean over slices has a name and a rule for empty slices."""
+"""The headline is the Dice of the whole volume; a mean over slices is named as such, with a rule for empty
+slices.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Missed structures are counted beside the mean HD95, and another mean gives them their grid's diagonal."""
+"""Missed structures are counted beside the mean HD95; a second mean counts them with the diagonal of their
+grid.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Bins are (low, high] and the last one holds a confidence of exactly 1."""
+"""Bins are (low, high], and the last one includes a confidence of exactly 1."""
 
 import numpy as np
 import pytest

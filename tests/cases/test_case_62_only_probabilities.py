@@ -1,4 +1,6 @@
-"""Only probabilities are scored: others are an error, and nothing is guessed from the range of a batch."""
+"""Only probabilities are scored: other values are an error, and nothing is guessed from the range of a
+batch.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Calibration leads with the region about the structure; all voxels stand beside it, each with its count."""
+"""Calibration is reported first for the region around the structure, then for all voxels, each with its
+count.
+"""
 
 import numpy as np
 import pytest

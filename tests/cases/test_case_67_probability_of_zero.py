@@ -1,4 +1,4 @@
-"""Log-loss takes probabilities of at least 1e-12 and counts where that mattered; Brier is unaffected."""
+"""Log-loss clips probabilities to at least 1e-12 and counts where that mattered; Brier is unaffected."""
 
 import numpy as np
 import pytest

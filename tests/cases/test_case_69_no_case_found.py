@@ -1,4 +1,6 @@
-"""Where no image is found the exit code is 2; one sentence says the path, what was tried, what is there."""
+"""Where no image is found the exit code is 2, and one sentence gives the path, the names tried and what is
+there.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,6 @@
-"""A run starts no other process, and importing the package does nothing: scripts need no main guard."""
+"""A run starts no other process, and importing the package has no side effects: scripts need no main
+guard.
+"""
 
 import multiprocessing
 import subprocess

@@ -1,4 +1,6 @@
-"""What breaks while a case is read is told as it was, the file first; there are no workers to hide it."""
+"""An error while reading a case is reported as it was raised, with the file first; there are no workers to
+hide it.
+"""
 
 import threading
 

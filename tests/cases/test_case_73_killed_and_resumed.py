@@ -1,4 +1,6 @@
-"""A killed run leaves whole files only; --resume does what is missing and ends as one run would have."""
+"""A killed run leaves whole files only; --resume does what is missing and ends as an uninterrupted run
+would.
+"""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""Where nothing more can be written no final name is taken; the message has the space needed and free."""
+"""Where the disk is full no final name is used; the message gives the space needed and the space free."""
 
 import errno
 import re

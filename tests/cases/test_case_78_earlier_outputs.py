@@ -1,4 +1,6 @@
-"""An earlier run is neither replaced nor reused unless asked for; it is resumed with its settings only."""
+"""An earlier run is neither replaced nor reused unless requested; it is resumed only with its own
+settings.
+"""
 
 import pytest
 import small_site as small

@@ -1,4 +1,4 @@
-"""Weights saved on a GPU load anywhere; those of another architecture are refused with what differs."""
+"""Weights saved on a GPU load anywhere; those of another architecture are refused with the differences."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Pictures are windowed to [0, 1] whatever the image's range: one window for all panels, stated beside."""
+"""Pictures are windowed to [0, 1] whatever the range of the image: one stated window for all panels."""
 
 import io
 import re

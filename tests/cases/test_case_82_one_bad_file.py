@@ -1,4 +1,4 @@
-"""A bad file fails alone: the others get their masks, the table has its reason, and the exit code is 1."""
+"""A bad file fails alone: the others get their masks, the table gives its reason, and the exit code is 1."""
 
 import csv
 

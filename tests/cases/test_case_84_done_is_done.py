@@ -1,4 +1,4 @@
-"""A mask has its final name before its case counts as done; nothing goes on after the command returns."""
+"""A mask has its final name before its case counts as done; no work continues after the command returns."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Transparent pixels of a tile are put on white, never on black, and that is noted."""
+"""Transparent pixels of a tile are placed on white, never on black, and that is noted."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""16-bit pictures are scaled by their bit depth, with all their levels."""
+"""16-bit pictures are scaled by their bit depth, keeping all levels."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""The mode of a picture is read, not its number of channels: CMYK is converted, not taken for RGBA."""
+"""The mode of a picture is read, not its number of channels: CMYK is converted, not mistaken for RGBA."""
 
 import numpy as np
 from PIL import Image

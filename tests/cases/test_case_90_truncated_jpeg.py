@@ -1,4 +1,4 @@
-"""A truncated picture is left out by name and counted; it is never taken as if whole."""
+"""A truncated picture is left out by name and counted; it is never treated as complete."""
 
 import pytest
 from PIL import Image

@@ -1,4 +1,4 @@
-"""A grey tile among colour ones is given three channels, and that is noted; batching goes on."""
+"""A grey tile among colour tiles is given three channels, and that is noted; batching continues."""
 
 from PIL import Image
 from tile_files import smooth

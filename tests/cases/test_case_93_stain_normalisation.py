@@ -1,4 +1,4 @@
-"""Normalised stains are finite; a white, grey or single-stain tile stays as it came, and that is noted.
+"""Normalised stains are finite; a white, grey or single-stain tile stays as it was, and that is noted.
 
 A good tile is not made worse, whatever its size.
 """
