@@ -333,7 +333,7 @@ def make_tile_site(
     Args:
         folder: made if it does not exist; must hold none of the class folders.
         settings: the stain and the scanner.
-        count: tiles a class.
+        count: tiles per class.
         seed: of the tissue; tile k of a class does not depend on ``count``, nor its tissue on ``settings``.
         size: pixels a side, at least 16.
         folders: class -> folder name; default: those of kather19 (TUM, STR, LYM, NORM).

@@ -276,7 +276,7 @@ def _score_class(
 
 
 def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[EvaluatedCase]:
-    """Give every scored case a row for every label that any case has; absent ones are empty."""
+    """Give every scored case a row per label that occurs in any case; absent labels are empty."""
     names = {score.label: score.name for case in cases for score in case.scores}
     for case in cases:
         present = {score.label: score for score in case.scores}

@@ -144,7 +144,7 @@ class TTAMethod(Execution, ABC):
         return 0
 
     def passes(self, slices: int) -> float:
-        """Return roughly how many forward passes of one slice a case of ``slices`` slices costs."""
+        """Return the approximate number of single-slice forward passes for a case of ``slices`` slices."""
         updates = self.params.epochs * self.slices_seen(slices) * self.passes_per_update()
         return float(updates + (slices if self._case_statistics else 0) + slices)
 
