@@ -67,7 +67,7 @@ def adapt_site(
         guard: stay at or near the source model where adapting does not help; default: the pipeline's.
         save_probs: also write class probabilities.
         save_uncertainty: also write normalised entropy.
-        resume: go on with an interrupted run of the same settings.
+        resume: continue an interrupted run with the same settings.
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
         progress: called as the work goes on.

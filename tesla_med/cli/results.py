@@ -11,7 +11,7 @@ from tesla_med.cli.console import Screen
 from tesla_med.scoring.text import change, metric_title, percent
 
 SHOWN = 20
-"""Items that are named one by one, at most."""
+"""At most this many items are named one by one."""
 
 
 def show_run(screen: Screen, result: Any) -> int:

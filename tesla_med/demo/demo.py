@@ -214,7 +214,7 @@ def _check_folder(folder: Path) -> None:
     held = [item.name for item in folder.iterdir() if item.name != LOCK_NAME]
     if held and not _is_demo(folder):
         raise OutputError(
-            f"{folder}: holds {', '.join(sorted(held)[:3])} and is no earlier demo; choose another folder"
+            f"{folder}: holds {', '.join(sorted(held)[:3])} and is not an earlier demo; choose another folder"
         )
 
 

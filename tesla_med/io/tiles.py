@@ -116,7 +116,7 @@ class TileSet:
     Attributes:
         folder: the folder that names are relative to.
         paths: sorted.
-        labels: (n,) class values, ``UNLABELLED`` where the folder of a tile is no class.
+        labels: (n,) class values, ``UNLABELLED`` where the folder of a tile is not a class.
         skipped: how many files or folders were left out, by reason.
     """
 

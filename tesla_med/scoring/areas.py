@@ -56,7 +56,7 @@ def count_case(
 
     Raises:
         DataError: a probability outside [0, 1] or not finite, shapes that differ, or an index
-            that is no class.
+            that is not a class.
     """
     _check_case(probs_source, probs, reference, {"region": region, "boundary": boundary}, len(values))
     result: dict[str, Any] = {"cases": 1, "bins": bins, "values": [int(value) for value in values]}

@@ -328,7 +328,7 @@ def score_case(
         nominal: the voxel size is not a physical one; figures that depend on it are then None.
 
     Raises:
-        DataError: the shapes differ, or the reference holds a label that is no class.
+        DataError: the shapes differ, or the reference holds a label that is not a class.
     """
     if reference is not None:
         check_labels(reference, [item.value for item in classes], "the reference")

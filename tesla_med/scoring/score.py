@@ -43,7 +43,7 @@ def score(
 ) -> Scored:
     """Score a case where it has a reference; else give volumes only.
 
-    The masks are written by then, so whatever goes wrong here leaves the case unscored and no more.
+    The masks are written by then, so whatever goes wrong here only leaves the case unscored.
     """
     try:
         return _score(case, volume, source, adapted, site, pipeline)

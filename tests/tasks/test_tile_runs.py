@@ -244,7 +244,7 @@ def test_unlabelled_and_broken_tiles(tiles, weights, tmp_path):
     assert tile_site.read(result) == 7
     broken = next(row for row in rows(result.out) if row["tile"] == "TUM/0.png")
     assert broken["prediction"] == ""
-    assert "No labels" in (result.out / "report/report.html").read_text(encoding="utf-8")
+    assert "There are no labels" in (result.out / "report/report.html").read_text(encoding="utf-8")
     for path in folder.rglob("*.png"):
         path.write_bytes(b"broken")
     nothing = run(folder, weights, tmp_path / "none")
@@ -278,45 +278,10 @@ def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
     assert outcome["false"][1] != outcome["true"][1]
 
 
-def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path, capsys):
-    """Case 110: every batch falls back, which is counted, said, and a failure when it is all of them."""
-    texts = ("methods.tesla.learning_rate=1e30", "reports=[table]", "methods.tesla.batch_slices=8")
-    result = run(tiles, weights, tmp_path / "out", overrides=texts)
-    assert (result.diverged, result.units) == (3, 3)
-    assert not result.complete
-    assert any("not finite" in note and "3 of 3 batches" in note for note in result.notes)
-    assert all(np.isfinite(float(row["entropy"])) for row in rows(result.out))
-    assert {item.status for item in result.results} == {"collapsed"}
-    assert {item.used for item in result.results} == {"source"}
-    assert not (result.out / "checkpoints").exists()
-
-
-def test_a_batch_that_diverges_leaves_no_trace(tiles, weights, tmp_path, monkeypatch):
-    """The stream goes on from before the batch, and only its own tiles keep the source's classes."""
-    adapt, calls = TeSLA.adapt, []
-
-    def broken_once(self, images):
-        calls.append(1)
-        scalars = adapt(self, images)
-        return {name: torch.tensor(float("nan")) for name in scalars} if len(calls) == 2 else scalars
-
-    monkeypatch.setattr(TeSLA, "adapt", broken_once)
-    texts = ("methods.tesla.batch_slices=8", "reports=[table]")
-    result = run(tiles, weights, tmp_path / "out", overrides=texts)
-    assert (result.diverged, result.units) == (1, 3)
-    assert result.complete
-    collapsed = [item for item in result.results if item.status == "collapsed"]
-    assert len(collapsed) == 8
-    assert all(np.array_equal(item.probs, item.probs_source) for item in collapsed)
-    others = [item for item in result.results if item.status == "ok"]
-    assert not any(np.array_equal(item.probs, item.probs_source) for item in others)
-    assert (result.out / "checkpoints/adapted.safetensors").exists()
-
-
 def test_what_is_refused(tiles, weights, tmp_path):
-    with pytest.raises(ConfigError, match="no case to restart"):
+    with pytest.raises(ConfigError, match="the state is not reset for single tiles"):
         run(tiles, weights, tmp_path / "a", reset="case")
-    with pytest.raises(ConfigError, match="no case to restart"):
+    with pytest.raises(ConfigError, match="the state is not reset for single tiles"):
         run(tiles, weights, tmp_path / "a", overrides=("reset={N-O: case}",))
     run(tiles, weights, tmp_path / "b", method="source")
     with pytest.raises(OutputError, match="earlier run"):
