@@ -98,7 +98,7 @@ def test_which_methods_serve_tiles(make_tta):
     assert set(METHODS.names()) - names == {"opttta"}
     without = tile_site.make_network("vit_b_16")
     assert names - {name for name in names if served(name, without, make_tta)} == {"bn"}
-    with pytest.raises(AdaptationError, match=r"'opttta'.*for classification.*no volumes"):
+    with pytest.raises(AdaptationError, match=r"'opttta'.*for classification.*do not belong to volumes"):
         make_tta("opttta", network)
     with pytest.raises(AdaptationError, match=r"'bn'.*the model has 0 \(3 norm layers of other kinds\)"):
         make_tta("bn", without)

@@ -183,19 +183,6 @@ def test_output_folder_is_guarded(volumes: Path, tmp_path: Path) -> None:
         train_source(small(), [SITE], volumes, out, device="cpu", overwrite=True)
 
 
-@pytest.mark.parametrize("wrong", ["volumes", "model"])
-def test_overwriting_waits_until_everything_was_read(volumes: Path, tmp_path: Path, wrong: str) -> None:
-    out = tmp_path / "out"
-    train_source(small("train.steps=1"), [SITE], volumes, out, device="cpu")
-    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    pipeline = small("model.params.width=-1") if wrong == "model" else small()
-    folder = volumes / "mistyped" if wrong == "volumes" else volumes
-    with pytest.raises(TeslaMedError, match="mistyped" if wrong == "volumes" else "width"):
-        train_source(pipeline, [SITE], folder, out, device="cpu", overwrite=True)
-    after = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    assert {name: after[name] for name in before} == before
-
-
 def test_no_labelled_case(volumes: Path, tmp_path: Path) -> None:
     (tmp_path / "Phantom").mkdir()
     (tmp_path / "Phantom" / "Case00.nii.gz").write_bytes((volumes / "Phantom" / "Case00.nii.gz").read_bytes())

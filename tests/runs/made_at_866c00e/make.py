@@ -1,7 +1,7 @@
 """Make the folders of ``runs.tar.xz`` as version 866c00e wrote them: volumes, their weights, three runs.
 
-    git worktree add /tmp/earlier 866c00e
-    cd /tmp/earlier && PYTHONPATH=$PWD:$PWD/tests python <this file> OUT
+    git worktree add ../earlier 866c00e
+    cd ../earlier && PYTHONPATH=$PWD:$PWD/tests python <this file> OUT
 
 One run resets the state per case, one per site; both are killed after the second of three cases. The third
 is of tiles and finished. A later version must read, resume and undo them.
