@@ -4,6 +4,8 @@ reset.
 
 import pytest
 import small_site as small
+import torch
+from test_method_contract import drive, few_steps
 
 from tesla_med.tta.base import METHODS
 
@@ -29,9 +31,13 @@ def mask_of_a(patients, weights, out, part, **options):
 
 
 PAIRS = [(name, protocol) for name in ADAPTING for protocol in METHODS.get(name).protocols]
+RUNS = [
+    pytest.param(*pair, marks=() if pair[0] == "tesla" else pytest.mark.slow, id="-".join(pair))
+    for pair in PAIRS
+]
 
 
-@pytest.mark.parametrize(("method", "protocol"), PAIRS)
+@pytest.mark.parametrize(("method", "protocol"), RUNS)
 def test_a_alone_and_after_b(patients, small_weights, tmp_path, method, protocol):
     options = {"method": method, "protocol": protocol, "reset": "case"}
     alone = mask_of_a(patients, small_weights, tmp_path / "alone", "alone", **options)
@@ -41,6 +47,15 @@ def test_a_alone_and_after_b(patients, small_weights, tmp_path, method, protocol
 def test_without_a_reset_b_is_seen_in_a(patients, small_weights, tmp_path):
     alone = mask_of_a(patients, small_weights, tmp_path / "alone", "alone", reset="site")
     assert mask_of_a(patients, small_weights, tmp_path / "both", "both", reset="site")[1] != alone[1]
+
+
+@pytest.mark.parametrize(("method", "protocol"), PAIRS)
+def test_a_method_forgets_b(make_tta, make_images, method, protocol):
+    a, b = make_images(3), 1 - make_images(3, seed=1)
+    fresh, ours = (make_tta(method, **few_steps(method, protocol)) for _ in range(2))
+    drive(ours, protocol, b)
+    ours.reset()
+    assert torch.equal(drive(ours, protocol, a), drive(fresh, protocol, a))
 
 
 @pytest.mark.parametrize("method", ADAPTING)
