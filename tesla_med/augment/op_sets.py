@@ -1,4 +1,7 @@
-"""Ordered sets of augmentation ops by name, as described in docs/method; sub-policies keep their order."""
+"""Ordered sets of augmentation ops by name, as described in docs/method; sub-policies keep their order.
+
+Ops that name a set where they are registered stand at its end.
+"""
 
 from __future__ import annotations
 
@@ -64,21 +67,6 @@ OP_SETS: dict[str, tuple[str, ...]] = {
         "Equalize",
         "Posterize",
     ),
-    "intensity_artefacts": (
-        "MildRotate",
-        "MildShift",
-        "MildScale",
-        "MildShear",
-        "Gamma",
-        "Gain",
-        "TissueContrast",
-        "BiasField",
-        "GaussianBlur",
-        "Sharpness",
-        "RicianNoise",
-        "Equalize",
-        "Ghosting",
-        "Spike",
-    ),
 }
-OP_SETS["stain"] = (*OP_SETS["generic"], "Haematoxylin", "Eosin")
+OP_SETS["intensity_artefacts"] = OP_SETS["intensity"]
+OP_SETS["stain"] = OP_SETS["generic"]

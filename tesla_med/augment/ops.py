@@ -5,14 +5,14 @@ the theta to resample with: the policy composes the thetas of a sub-policy and r
 change the image and return the identity. Nothing here draws random numbers; signs and noise are drawn by the
 policy and handed in.
 
-To add an op, register a function below with its range, and name it in the sets of ``op_sets.py`` that it
-joins. Policies and the contract tests pick it up.
+To add an op, register a function below with its range (helpers: ``ranges.py``) and the sets that it joins;
+policies, the command line, the documentation and the contract tests pick it up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tesla_med.augment import intensity, ranges, stain
@@ -24,8 +24,16 @@ from tesla_med.registry import Registry
 OPS: Registry[Op] = Registry("augmentation op")
 
 
-def _geometric(name: str, unit: str, function: Function, *, identity: float, start: float = 0.5) -> None:
-    OPS.register(name)(Op(name, "geometric", unit, identity, True, "exact", None, function, start))
+def _geometric(
+    name: str,
+    unit: str,
+    function: Function,
+    *,
+    identity: float,
+    start: float = 0.5,
+    sets: Sequence[str] = (),
+) -> None:
+    _register(Op(name, "geometric", unit, identity, True, "exact", None, function, start), sets)
 
 
 def _intensity(
@@ -37,8 +45,16 @@ def _intensity(
     signed: bool = False,
     gradient: Literal["exact", "straight-through"] = "exact",
     noise: Callable[[Shape], Shape] | None = None,
+    sets: Sequence[str] = (),
 ) -> None:
-    OPS.register(name)(Op(name, "intensity", unit, identity, signed, gradient, noise, function))
+    _register(Op(name, "intensity", unit, identity, signed, gradient, noise, function), sets)
+
+
+def _register(op: Op, sets: Sequence[str]) -> None:
+    """Store an op and put it at the end of the sets that it joins."""
+    OPS.register(op.name)(op)
+    for key in sets:
+        OP_SETS[key] = (*OP_SETS[key], op.name)
 
 
 # ------------------------------------------------------------ geometric, with a sign that the policy draws
@@ -165,6 +181,7 @@ _intensity(
     "relative strength of a half-field ghost along H, 0 to 0.3",
     lambda images, magnitude, _: intensity.ghosting(images, 0.3 * magnitude),
     identity=0.0,
+    sets=("intensity_artefacts",),
 )
 _intensity(
     "Spike",
@@ -172,6 +189,7 @@ _intensity(
     lambda images, magnitude, draw: intensity.spike(images, 0.15 * magnitude, draw),
     identity=0.0,
     noise=lambda shape: (shape[0], 3),
+    sets=("intensity_artefacts",),
 )
 
 # ------------------------------------------------------------ intensity: what staining changes
@@ -182,6 +200,7 @@ _intensity(
     ranges.signed_power(lambda images, factor: stain.scale_stain(images, factor, 0), 1.0),
     identity=0.0,
     signed=True,
+    sets=("stain",),
 )
 _intensity(
     "Eosin",
@@ -189,4 +208,5 @@ _intensity(
     ranges.signed_power(lambda images, factor: stain.scale_stain(images, factor, 1), 1.0),
     identity=0.0,
     signed=True,
+    sets=("stain",),
 )
