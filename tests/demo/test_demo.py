@@ -171,10 +171,10 @@ def test_whole_loop_on_tiles(tmp_path: Path, monkeypatch, capsys) -> None:
 def test_refuses_other_folders(tmp_path: Path) -> None:
     (tmp_path / "volumes").mkdir()
     (tmp_path / "volumes" / "patient.nii.gz").write_bytes(b"precious")
-    with pytest.raises(OutputError, match="no earlier demo"):
+    with pytest.raises(OutputError, match="is not an earlier demo"):
         run_demo("prostate", tmp_path, device="cpu")
     (tmp_path / "demo.json").write_text('{"kind": "something else"}')
-    with pytest.raises(OutputError, match="no earlier demo"):
+    with pytest.raises(OutputError, match="is not an earlier demo"):
         run_demo("prostate", tmp_path, device="cpu")
     assert (tmp_path / "volumes" / "patient.nii.gz").read_bytes() == b"precious"
     with pytest.raises(OutputError, match="found a file"):
