@@ -8,25 +8,10 @@ from typing import Any
 
 from tesla_med.compare.figures import ACCURACY, DICE, Key, Summary, case_values
 
-NOT_RUN = "n/a"
 INK, ZERO = "#27313d", "#c0392b"
 COLOURS = (
     *("#7f7f7f", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#a6761d"),
     *("#1f6f8b", "#8a94a3"),
-)
-NOTES = (
-    "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
-    "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
-    "signed-rank, Holm-corrected over rows) are against the baseline, paired by case. Harmed: cases more "
-    "than a point below the baseline. ECE: over one region for all rows, first seed, mean over sites. "
-    "Not a medical device."
-)
-TILE_NOTES = (
-    "Error, 100 % minus the accuracy over all labelled tiles of a site; mean and standard deviation over "
-    "seeds; lower is better. Change of the error, in points, its interval (95 %, bootstrap over tiles) and p "
-    "(McNemar's exact test over tiles, Holm-corrected over rows; over several seeds a tile is won or lost by "
-    "the share of seeds that are correct) are against the baseline, paired by tile. Harmed: tiles classified "
-    "correctly less often. ECE: over all labelled tiles, first seed, mean over sites. Not a medical device."
 )
 
 

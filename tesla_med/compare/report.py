@@ -14,11 +14,6 @@ from tesla_med.config.tables import TableConfig
 from tesla_med.io.files import atomic_path, write_json
 
 NOT_RUN = "n/a"
-INK, ZERO = "#27313d", "#c0392b"
-COLOURS = (
-    *("#7f7f7f", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#a6761d"),
-    *("#1f6f8b", "#8a94a3"),
-)
 NOTES = (
     "Dice in %, mean over foreground classes, then cases, of the 3-D volumes on their native grids; mean "
     "and standard deviation over seeds. Change, interval (95 %, bootstrap over cases) and p (Wilcoxon "
