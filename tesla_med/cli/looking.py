@@ -69,7 +69,10 @@ def sites_check(
         for case in shown
     ]
     grid = "pixels" if single else "voxels"
-    screen.table([result.item, grid, "mm", "labels", "remarks"], rows, title=str(result.folder))
+    if rows:
+        screen.table([result.item, grid, "mm", "labels", "remarks"], rows, title=str(result.folder))
+    else:
+        screen.say(f"{result.folder}: no remarks")
     for path, reason in result.skipped:
         screen.say(f"not used: {path.name}: {reason}")
     count = f"{len(result.cases)} {result.item}s, {result.problems} with a problem"

@@ -172,9 +172,10 @@ def rollback(
     screen.say(f"{undone} results are now those of the source model, {kept} are unchanged")
     for name in result.undone[:SHOWN]:
         screen.say(f"rolled back: {name}")
-    screen.say(
-        "Weights: " + (str(result.weights) if result.weights else "those of the source, or one pair per case")
-    )
+    if undone > SHOWN:
+        screen.say(f"... and {undone - SHOWN} more")
+    of_source = "one file per case, in checkpoints/" if kept else "those of the source model"
+    screen.say(f"Weights: {result.weights or of_source}")
     screen.result(vars(result))
 
 
