@@ -58,6 +58,11 @@ def _figure(width: float, height: float, parts: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
+def _name_rows(axes: Any, labels: Mapping[Key, str]) -> None:
+    """Write the labels of the rows below the axis."""
+    axes.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+
+
 def _png(figure: Any) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130)
@@ -78,7 +83,7 @@ def _dice_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
                 mean = 100 * sum(points) / len(points)
                 part.plot([index - 0.32, index + 0.32], [mean, mean], color=colour, linewidth=2.4)
         part.set_title(site, color=INK, fontsize=11)
-        part.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+        _name_rows(part, labels)
     axes[0].set_ylabel("Dice per case, %", color=INK)
     return _png(figure)
 
@@ -105,7 +110,7 @@ def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
     axes[0].set_yticks([0, *ticks], [str(tick) for tick in (0, *ticks)])
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(min(low, -3), max(high, 3))
-    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    _name_rows(axes[0], labels)
     axes[0].set_ylabel(f"change in Dice per case against {summary.baseline}, points", color=INK)
     axes[0].set_title("Change per case; red: loss of more than one point", color=INK, fontsize=11)
     return _png(figure)
@@ -126,7 +131,7 @@ def _error_plot(summary: Summary) -> bytes:
                 ends = [100 * (1 - found.high), 100 * (1 - found.low)]
                 part.plot([index, index], ends, color=INK, linewidth=1.2)
         part.set_title(site, color=INK, fontsize=11)
-        part.set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+        _name_rows(part, labels)
     axes[0].set_ylabel("error, %; 95 % interval over tiles", color=INK)
     return _png(figure)
 
@@ -150,7 +155,7 @@ def _won_and_lost(summary: Summary, means: Mapping[tuple[str, str, str, str], fl
         axes[0].bar(index, won, 0.62, color="#1f6f8b")
         axes[0].bar(index, -lost, 0.62, color=ZERO)
     axes[0].axhline(0, color=INK, linewidth=1)
-    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    _name_rows(axes[0], labels)
     axes[0].set_ylabel(f"% of tiles gained and lost against {summary.baseline}", color=INK)
     axes[0].set_title(
         "Tiles classified correctly more often (up) and less often (down, red)", color=INK, fontsize=11
@@ -170,7 +175,7 @@ def _calibration_plot(summary: Summary) -> bytes:
         if points:
             axes[0].bar(index, sum(points) / len(points), 0.62, color=COLOURS[index % len(COLOURS)])
             axes[0].plot([index] * len(points), points, "o", color=INK, markersize=3)
-    axes[0].set_xticks(range(len(labels)), list(labels.values()), rotation=60, ha="right", fontsize=8)
+    _name_rows(axes[0], labels)
     where = "" if summary.metric is ACCURACY else " in the region"
     axes[0].set_ylabel(f"ECE{where}; one point per site", color=INK)
     return _png(figure)
