@@ -213,7 +213,18 @@ class TrainConfig(Section):
     foreground_fraction: float = Field(
         0.7, ge=0, le=1, description="share of drawn slices that hold foreground"
     )
-    augment: bool = True
+    augment: Literal["none", "mild", "robust"] = Field(
+        "robust", description="how images are varied: not, as on one scanner, or as scanners differ"
+    )
+    intensity: Intensity | None = Field(
+        Intensity(scaling="percentile"),
+        description="scaling to [0, 1] of what is trained on, kept in the card; null: that of preprocessing",
+    )
+
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {True: "mild", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
 class GuardConfig(Section):

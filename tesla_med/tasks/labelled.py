@@ -78,8 +78,21 @@ class LabelledSource(ABC):
         """Return all items as one part."""
 
     @abstractmethod
-    def vary(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return images in [0, 1] and labels of the same shapes, varied as other sites differ."""
+    def vary(
+        self, images: Tensor, labels: Tensor, family: str, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return images in [0, 1] and labels of the same shapes, varied as other sites differ.
+
+        Args:
+            images: (N, C, *spatial) in [0, 1].
+            labels: of the images.
+            family: ``train.augment``: none, mild or robust.
+            generator: on the CPU.
+        """
+
+    @abstractmethod
+    def restyle(self, images: Tensor, family: str, generator: torch.Generator) -> Tensor:
+        """Return images (N, C, *spatial) in [0, 1] varied in intensity only, so that labels still fit."""
 
     @abstractmethod
     def loss(self) -> Callable[[Tensor, Tensor], Any]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tesla_med.augment.training import vary_slices
+from tesla_med.augment.families import FAMILIES
+from tesla_med.augment.randomise import randomise, restyle
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
@@ -21,6 +22,8 @@ from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.types import Progress
 
 MEMORY_LIMIT_MIB = 4096
+FEWEST_TO_SPLIT = 5
+"""Subjects from which on some are held out; with fewer, every one is worth more to train on."""
 _SUBJECT = re.compile(r"sub-[A-Za-z0-9]+")
 
 
@@ -80,9 +83,17 @@ class LabelledSlices(LabelledSource):
         """Return all cases as one part."""
         return Slices(self.cases, self.foreground_fraction, self.classes)
 
-    def vary(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return slices varied by :func:`tesla_med.augment.training.vary_slices`."""
-        return vary_slices(images, labels, generator)
+    def vary(
+        self, images: Tensor, labels: Tensor, family: str, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return slices varied by :func:`tesla_med.augment.randomise.randomise`."""
+        chosen = FAMILIES[family]
+        return (images, labels) if chosen is None else randomise(images, labels, chosen, generator)
+
+    def restyle(self, images: Tensor, family: str, generator: torch.Generator) -> Tensor:
+        """Return slices varied by :func:`tesla_med.augment.randomise.restyle`."""
+        chosen = FAMILIES[family]
+        return images if chosen is None else restyle(images, chosen, generator)
 
     def loss(self) -> Callable[[Tensor, Tensor], Any]:
         """Return Dice + cross-entropy: the Dice of the foreground over the whole batch.
@@ -177,12 +188,12 @@ def split(
 ) -> tuple[list[LabelledCase], list[LabelledCase]]:
     """Split by subject into training and validation cases.
 
-    With a fraction above 0 and more than one subject at least one is held out; one subject at
-    least is always trained on.
+    With a fraction above 0 and ``FEWEST_TO_SPLIT`` subjects at least one is held out, with fewer subjects
+    none; one subject at least is always trained on.
     """
     subjects = sorted({case.subject for case in cases})
     count = max(1, round(fraction * len(subjects))) if fraction > 0 else 0
-    count = min(count, len(subjects) - 1)
+    count = min(count, len(subjects) - 1) if len(subjects) >= FEWEST_TO_SPLIT else 0
     order = torch.randperm(len(subjects), generator=generator).tolist()
     held = {subjects[i] for i in order[:count]}
     return [case for case in cases if case.subject not in held], [

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tesla_med.augment.training import vary_tiles
+from tesla_med.augment.training import TILE_FAMILIES
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.cases import site_folder
@@ -76,7 +76,7 @@ class LabelledTiles(LabelledSource):
         labels: (N,) class indices.
         names: ``site/tile`` of each.
         sites: id of the site of each.
-        change: (images in [0, 1], generator on the CPU) -> varied images.
+        change: (images in [0, 1], generator on the CPU) -> varied images; None: as the family says.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -84,7 +84,7 @@ class LabelledTiles(LabelledSource):
     labels: Tensor
     names: Sequence[str]
     sites: Sequence[str]
-    change: Vary = vary_tiles
+    change: Vary | None = None
     left_out: Sequence[str] = ()
 
     @property
@@ -107,9 +107,16 @@ class LabelledTiles(LabelledSource):
         """Return all tiles as one part."""
         return self._part(torch.arange(len(self.images)))
 
-    def vary(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return tiles that were flipped, turned and mildly recoloured."""
-        return self.change(images, generator), labels
+    def vary(
+        self, images: Tensor, labels: Tensor, family: str, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return tiles varied as :data:`tesla_med.augment.training.TILE_FAMILIES` says."""
+        change = self.change or TILE_FAMILIES[family]
+        return (images if change is None else change(images, generator)), labels
+
+    def restyle(self, images: Tensor, family: str, generator: torch.Generator) -> Tensor:
+        """Return tiles varied as in training: a class does not depend on how a tile is turned."""
+        return self.vary(images, self.labels[:0], family, generator)[0]
 
     def loss(self) -> Callable[[Tensor, Tensor], Any]:
         """Return cross-entropy."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
@@ -20,11 +21,13 @@ from tesla_med.models.checkpoint import load_state, make_card, read_state, save_
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import LabelledSource, Part
-from tesla_med.training.loop import TrainingRun
+from tesla_med.training.loop import TrainingRun, check_finite
 from tesla_med.training.measure import measure
 from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
+TOLD_EVERY = 20
+"""Steps after which losses are fetched from the device, checked and written."""
 STATE = "last.pt"
 OWN_FILES = (
     WEIGHTS,
@@ -110,6 +113,7 @@ def train_source(
         TeslaMedError: the loss is no longer finite.
     """
     start = time.perf_counter()
+    pipeline = _scaled(pipeline)
     target = default_device(device)
     _check_folder(out, resume, overwrite)
     with _own_randomness(target, seed):
@@ -142,7 +146,7 @@ def _train(
             run.load(out / STATE, settings)
         names = tuple(site.id for site in sites)
         card = make_card(pipeline, names, {"seed": seed, **extra}, data.acquisition)
-        _fit(run, training, held if held.names else training, out, settings, card, progress)
+        _fit(run, training, held, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
@@ -162,6 +166,14 @@ def _train(
     )
     write_json(out / "train.json", _record(result, settings, str(device), data.left_out, extra))
     return result
+
+
+def _scaled(pipeline: PipelineConfig) -> PipelineConfig:
+    """Return the pipeline with the intensity scaling that is trained on, which the card will remember."""
+    if pipeline.train.intensity is None:
+        return pipeline
+    scaled = pipeline.preprocessing.model_copy(update={"intensity": pipeline.train.intensity})
+    return pipeline.model_copy(update={"preprocessing": scaled})
 
 
 def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
@@ -200,34 +212,52 @@ def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
 def _fit(
     run: TrainingRun,
     training: Part,
-    validation: Part,
+    held: Part,
     out: Path,
     settings: str,
     card: Any,
     progress: Progress | None,
 ) -> None:
+    """Train; keep the averaged weights that are best on varied held-out items, without these the last."""
     from torch.utils.tensorboard import SummaryWriter
 
     config = run.pipeline.train
+    held_out = bool(held.names)
+    validation = held if held_out else training
     writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1 if run.step else None)
+    kept: list[tuple[Tensor, float]] = []
     try:
         while run.step < config.steps:
             rate = run.schedule.get_last_lr()[0]
-            loss = run.advance(training)
-            writer.add_scalar("train/loss", loss, run.step)
-            writer.add_scalar("train/learning_rate", rate, run.step)
-            if run.step % config.validate_every == 0 or run.step == config.steps:
-                score = run.validate(validation)
+            kept.append((run.advance(training), rate))
+            last = run.step == config.steps
+            judged = last or run.step % config.validate_every == 0
+            if judged or len(kept) == TOLD_EVERY:
+                _tell(writer, kept, run.step)
+                kept = []
+            if judged:
+                score, varied = run.validate(validation), run.validate(validation, varied=True)
                 writer.add_scalar(f"validation/{run.data.metric}", score, run.step)
-                if score > run.best or not (out / WEIGHTS).is_file():
-                    run.best, run.best_step = score, run.step
-                    save_checkpoint(out / WEIGHTS, run.model, card)
+                writer.add_scalar(f"validation/{run.data.metric}_varied", varied, run.step)
+                better = varied > run.best_varied if held_out else True
+                if better or not (out / WEIGHTS).is_file():
+                    run.best, run.best_varied, run.best_step = score, varied, run.step
+                    save_checkpoint(out / WEIGHTS, run.averaged, card)
                 run.save(out / STATE, settings)
             if progress:
                 progress("train", run.step, config.steps)
     finally:
         with suppress(OSError):
             writer.close()
+
+
+def _tell(writer: Any, kept: Sequence[tuple[Tensor, float]], step: int) -> None:
+    """Write the losses and rates of the last steps, of which ``step`` was the last, in one transfer."""
+    losses = torch.stack([loss for loss, _ in kept]).tolist()
+    check_finite(losses, step)
+    for back, (loss, (_, rate)) in enumerate(zip(losses, kept, strict=True), 1 - len(kept)):
+        writer.add_scalar("train/loss", loss, step + back)
+        writer.add_scalar("train/learning_rate", rate, step + back)
 
 
 def _settings(pipeline: PipelineConfig, data: LabelledSource, seed: int) -> str:
