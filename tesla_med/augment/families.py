@@ -1,8 +1,8 @@
 """The named sets of training augmentation: what a family does, how often, and how strongly.
 
-``none`` leaves images as they are, ``mild`` varies them as patients and sessions on one scanner do, ``robust``
-randomises whatever another scanner may change, so that a network cannot rely on it. Every figure of a family
-is a field of :class:`Family`.
+``none`` leaves images as they are, ``mild`` varies them as patients and sessions on one scanner do, and
+``robust`` randomises whatever another scanner may change, so that a network cannot rely on it. Every figure
+of a family is a field of :class:`Family`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Family:
         rotation: largest angle in degrees.
         zoom: largest absolute log of the zoom.
         shift: largest shift, as a share of the field.
-        elastic: probability, and standard deviation of the displacement of 6 x 6 control points, in half fields.
+        elastic: probability, and standard deviation of the displacement of 6 x 6 control points, in half
+            fields.
         gamma: probability, and largest absolute log of the exponent.
         inverted_gamma: the same on 1 - image.
         bezier: probability of a monotone cubic Bezier map of [0, 1] (Zhou et al., Models Genesis, 2019).
@@ -27,7 +28,8 @@ class Family:
         convolution: probability of random shallow convolutions, and whether two are blended by a smooth
             field (GIN and IPA: Ouyang et al., Causality-inspired single-source domain generalization, 2022;
             four layers, two hidden channels).
-        random_filter: probability of one random convolution of kernel 1, 3, 5 or 7 (RandConv: Xu et al., 2021).
+        random_filter: probability of one random convolution of kernel 1, 3, 5 or 7 (RandConv: Xu et al.,
+            2021).
         bias: probability, and largest standard deviation of the log field's 3 x 3 control points.
         hot_spot: probability, and largest gain of a receive coil beside the object (1 + gain at its centre).
         clipping: probability that the range is set anew by percentiles of the slice, and the largest share

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config.models import PipelineConfig, Section
+from tesla_med.config.models import PipelineConfig, Preprocessing, Section
 from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import ModelCard, load_state, read_card, read_state
@@ -64,7 +64,8 @@ def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> Non
 def _follow_card(
     card: ModelCard, pipeline: PipelineConfig, overrides: tuple[str, ...]
 ) -> tuple[PipelineConfig, tuple[str, ...]]:
-    kept = {text.partition("=")[0].strip().split(".")[0] for text in overrides}
+    """Return the pipeline with what the card remembers, but for single keys that ``overrides`` set."""
+    paths = [text.partition("=")[0].strip().split(".") for text in overrides]
     update: dict[str, Section] = {}
     warnings: list[str] = []
     sections: dict[str, tuple[Section, Section]] = {
@@ -72,15 +73,23 @@ def _follow_card(
         "preprocessing": (card.preprocessing, pipeline.preprocessing),
     }
     for name, (trained, given) in sections.items():
-        if trained == given:
-            continue
-        changes = _differences(trained, given, name)
-        if name in kept:
-            warnings.append(f"--set departs from what the weights were trained with: {'; '.join(changes)}")
-        else:
-            update[name] = trained
+        asked = {path[1] for path in paths if path[0] == name and len(path) > 1}
+        own = {key: getattr(given, key) for key in type(given).model_fields if key in asked}
+        taken = trained.model_copy(update=own)
+        update[name] = taken
+        if departs := _differences(trained, taken, name):
+            warnings.append(f"--set departs from what the weights were trained with: {'; '.join(departs)}")
+        if changes := _differences(taken, _expected(given, taken, pipeline), name):
             warnings.append(f"taken from the weights' card instead of the pipeline: {'; '.join(changes)}")
     return pipeline.model_copy(update=update), tuple(warnings)
+
+
+def _expected(given: Section, taken: Section, pipeline: PipelineConfig) -> Section:
+    """Return a section of the pipeline; the scaling that its own training uses is no surprise in a card."""
+    own = taken.intensity if isinstance(taken, Preprocessing) else None
+    if own is None or own != pipeline.train.intensity:
+        return given
+    return given.model_copy(update={"intensity": own})
 
 
 def _differences(trained: Section, given: Section, prefix: str) -> list[str]:

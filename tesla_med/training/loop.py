@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tesla_med.io.files import atomic_path
 from tesla_med.models.base import Network, build_model, to_model_range
 from tesla_med.tasks.labelled import LabelledSource, Part
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
 VALIDATION_SEED = 20
 LONGEST_MEMORY = 0.999
 """Share of the old weights in a step of their moving average, once that many steps are behind."""
@@ -57,8 +58,7 @@ class TrainingRun:
     @property
     def averaged(self) -> Network:
         """The network with averaged weights."""
-        network: Network = self._average.module
-        return network
+        return cast("Network", self._average.module)
 
     def advance(self, part: Part) -> Tensor:
         """Take one step and return its loss, on the device, so that nothing waits for it."""
@@ -78,7 +78,7 @@ class TrainingRun:
         self.step += 1
         return loss.detach()
 
-    def _move(self, averages: list[Tensor], values: list[Tensor], _: Any) -> None:
+    def _move(self, averages: Tensors, values: Tensors, _: Any) -> None:
         """Move averages towards values; their memory grows with the steps behind, up to LONGEST_MEMORY."""
         memory = min(LONGEST_MEMORY, (1 + self.step) / (10 + self.step))
         if averages[0].is_floating_point():

@@ -228,7 +228,7 @@ def _fit(
     kept: list[tuple[Tensor, float]] = []
     try:
         while run.step < config.steps:
-            rate = run.schedule.get_last_lr()[0]
+            rate = float(run.schedule.get_last_lr()[0])
             kept.append((run.advance(training), rate))
             last = run.step == config.steps
             judged = last or run.step % config.validate_every == 0

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tesla_med.augment.training import vary_slices
+from tesla_med.augment.families import MILD
+from tesla_med.augment.randomise import randomise
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.demo.volumes import make_site, preset
@@ -16,6 +17,7 @@ from tesla_med.io.files import output_lock
 from tesla_med.models.loading import load_model
 from tesla_med.models.statistics import load_statistics
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
+from tesla_med.training.loop import TrainingRun
 from tesla_med.training.train import train_source
 
 SITE = SiteConfig(
@@ -73,9 +75,9 @@ def test_training_writes_everything(volumes: Path, tmp_path: Path) -> None:
     )
     assert torch.equal(state, torch.get_rng_state())
     assert 0 <= result.validation_dice <= 1
-    assert len(result.training_cases) == 2
-    assert len(result.validation_cases) == 1
-    assert not set(result.training_cases) & set(result.validation_cases)
+    assert len(result.training_cases) == 3
+    assert result.validation_cases == ()
+    assert result.best_step == result.steps
     record = json.loads((tmp_path / "out" / "train.json").read_text())
     assert record["validation_dice"] == result.validation_dice
     assert record["settings"]["pipeline"]["train"]["steps"] == 6
@@ -86,7 +88,7 @@ def test_training_writes_everything(volumes: Path, tmp_path: Path) -> None:
     assert loaded.card is not None
     assert loaded.card.training_sites == ("P",)
     statistics, card = load_statistics(result.statistics)
-    assert card.cases == 2
+    assert card.cases == 3
     assert statistics.mean.shape == (4,)
     assert ("train", 6, 6) in seen
     assert {stage for stage, _, _ in seen} == {"load", "train", "statistics"}
@@ -204,6 +206,35 @@ def test_training_learns(tmp_path: Path) -> None:
     )
     result = train_source(pipeline, [SITE], tmp_path, tmp_path / "out", device="cpu")
     assert result.validation_dice > 0.6
+    assert len(result.training_cases) == 3
+    assert len(result.validation_cases) == 2
+    assert not set(result.training_cases) & set(result.validation_cases)
+
+
+def test_the_averaged_network_is_validated_and_kept(volumes: Path) -> None:
+    pipeline = small("train.augment=mild")
+    run = TrainingRun(pipeline, load_labelled(pipeline, [SITE], volumes), torch.device("cpu"), 0)
+    part = run.data.every()
+    for _ in range(8):
+        run.advance(part)
+    own, averaged = (
+        torch.cat([p.detach().flatten() for p in n.parameters()]) for n in (run.model, run.averaged)
+    )
+    assert not torch.equal(own, averaged)
+    assert run.validate(part, varied=True) == run.validate(part, varied=True)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.zero_()
+    assert run.validate(part) == run.validate(part)
+    assert torch.equal(averaged, torch.cat([p.detach().flatten() for p in run.averaged.parameters()]))
+
+
+def test_the_scaling_of_training_is_kept_in_the_card(volumes: Path, tmp_path: Path) -> None:
+    result = train_source(small(), [SITE], volumes, tmp_path / "a", device="cpu")
+    loaded = load_model(result.weights, small())
+    assert loaded.pipeline.preprocessing.intensity.scaling == "percentile"
+    result = train_source(small("train.intensity=null"), [SITE], volumes, tmp_path / "b", device="cpu")
+    assert load_model(result.weights, small()).pipeline.preprocessing.intensity.scaling == "minmax"
 
 
 # ------------------------------------------------------------------ data
@@ -218,17 +249,19 @@ def case(name: str, holds: tuple[bool, ...], site: str = "P") -> LabelledCase:
 
 
 def test_split_keeps_subjects_together() -> None:
-    names = [f"sub-{s}/anat/sub-{s}_acq-{k}_T2starw" for s in ("a1", "b2", "c3") for k in (1, 2)]
+    subjects = ("a1", "b2", "c3", "d4", "e5", "f6")
+    names = [f"sub-{s}/anat/sub-{s}_acq-{k}_T2starw" for s in subjects for k in (1, 2)]
     cases = [case(name, (True,)) for name in names]
     for seed in range(5):
         training, held = split(cases, 0.34, torch.Generator().manual_seed(seed))
-        assert len(training) == 4
-        assert len(held) == 2
+        assert len(training) == 8
+        assert len(held) == 4
         assert not {item.subject for item in training} & {item.subject for item in held}
 
 
 @pytest.mark.parametrize(
-    ("count", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.99, 1), (10, 0.0, 0), (10, 0.2, 2)]
+    ("count", "fraction", "held_out"),
+    [(1, 0.5, 0), (2, 0.5, 0), (4, 0.99, 0), (5, 0.01, 1), (5, 0.99, 4), (10, 0.0, 0), (10, 0.2, 2)],
 )
 def test_split_sizes(count: int, fraction: float, held_out: int) -> None:
     cases = [case(f"Case{i}", (True,)) for i in range(count)]
@@ -254,7 +287,7 @@ def test_augmentation_moves_image_and_label_alike() -> None:
     labels = torch.zeros(64, 48, 40, dtype=torch.int64)
     labels[:, 10:24, 12:30] = 1
     images = labels[:, None].float() * 0.8 + 0.1
-    moved, targets = vary_slices(images, labels, torch.Generator().manual_seed(0))
+    moved, targets = randomise(images, labels, MILD, torch.Generator().manual_seed(0))
     assert moved.shape == images.shape
     assert targets.dtype == torch.int64
     assert moved.min() >= 0
@@ -263,8 +296,8 @@ def test_augmentation_moves_image_and_label_alike() -> None:
     agree = (bright == targets.bool()).float().mean(dim=(1, 2))
     assert agree.min() > 0.93
     assert not torch.equal(targets, labels)
-    again = vary_slices(images, labels, torch.Generator().manual_seed(0))
-    assert torch.equal(again[0], moved)
+    again = randomise(images, labels, MILD, torch.Generator().manual_seed(0))
+    assert torch.equal(again[1], targets)
     area = targets.sum(dim=(1, 2)) / labels.sum(dim=(1, 2))
     assert area.min() > 0.75
     assert area.max() < 1.3
@@ -273,7 +306,7 @@ def test_augmentation_moves_image_and_label_alike() -> None:
 def test_augmentation_flips_left_right_only() -> None:
     labels = torch.zeros(64, 32, 32, dtype=torch.int64)
     labels[:, 2:8, 24:30] = 1  # far from the middle in both axes
-    _, targets = vary_slices(labels[:, None].float(), labels, torch.Generator().manual_seed(1))
+    _, targets = randomise(labels[:, None].float(), labels, MILD, torch.Generator().manual_seed(1))
     places = targets.float()
     first = (places * torch.arange(32)[None, :, None]).sum((1, 2)) / places.sum((1, 2))
     second = (places * torch.arange(32)[None, None, :]).sum((1, 2)) / places.sum((1, 2))
