@@ -78,12 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for _ in range(options.rounds):
         for family, run in runs.items():
             times[family].append(advance(run, options.steps))
-    print(
-        f"{device_name(default_device(options.device))}, {options.batch} slices of {options.size}x{options.size}"
-    )
-    print(
-        f"| family | ms a step, {options.precision}, width {options.width} | ratio to none |\n|---|---|---|"
-    )
+    device, side = device_name(default_device(options.device)), options.size
+    print(f"{device}, {options.batch} slices of {side}x{side}, {options.precision}, width {options.width}")
+    print("| family | ms a step | ratio to none |\n|---|---|---|")
     medians = {family: statistics.median(values) for family, values in times.items()}
     for family, value in medians.items():
         print(f"| {family} | {value:.1f} | {value / medians['none']:.2f} |")
