@@ -42,6 +42,8 @@ _SMALL = (
     "train.weight_decay=0.0001",
     "train.validate_every=50",
     "train.steps=220",
+    "train.augment=mild",  # a model trained to transfer needs no adapting here
+    "train.intensity=null",
     "report.overlays_per_case=1",
 )
 _TILE_SIZE = 64  # pixels

@@ -303,12 +303,15 @@ class RunFolder:
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of any version with the defaults of what that version did not have yet."""
+    """Return settings of any version with the defaults of what that version did not have yet.
+
+    How a source model would be trained has no bearing on a run.
+    """
     completed = dict(settings)
     for key, model in (("site", SiteConfig), ("pipeline", PipelineConfig)):
         with suppress(KeyError, ValidationError):
             kept = model.model_validate(completed[key])
-            completed[key] = kept.model_dump(mode="json", exclude={"reports"})
+            completed[key] = kept.model_dump(mode="json", exclude={"reports", "train"})
     return completed
 
 
