@@ -22,8 +22,6 @@ from tesla_med.augment.families import Family
 LEVELS = 512
 """Entries of the table of an intensity map, between which it is linear."""
 
-Change = Callable[[Tensor, Tensor], Tensor]
-
 
 class Draws:
     """Numbers of one batch, drawn on the CPU.
@@ -253,25 +251,23 @@ def rescaled(images: Tensor) -> Tensor:
 def _field(images: Tensor, family: Family, draws: Draws) -> Tensor:
     height, width = images.shape[-2:]
     probability, strength = family.bias
-    if len(index := draws.chosen(probability)):
-        control = (draws.uniform(0, strength, 1, 1, 1) * draws.normal(1, 3, 3))[index]
-        where = draws.sent(index)
-        field = functional.interpolate(
-            draws.sent(control), (height, width), mode="bicubic", align_corners=True
-        ).exp()
-        images = images.index_copy(0, where, rescaled(images[where] * field))
+
+    def biased(chosen: Tensor, draws: Draws, index: Tensor) -> Tensor:
+        control = draws.sent((draws.uniform(0, strength, 1, 1, 1) * draws.normal(1, 3, 3))[index])
+        field = functional.interpolate(control, (height, width), mode="bicubic", align_corners=True).exp()
+        return rescaled(chosen * field)
+
+    images = _touched(images, draws, probability, biased)
     probability, gain = family.hot_spot
-    if len(index := draws.chosen(probability)):
-        where = draws.sent(index)
-        spot = hot_spot(
-            height,
-            width,
-            draws.sent(draws.uniform(-0.7, 0.7, 2)[index]),
-            draws.sent(draws.uniform(0.15, 0.5, 1)[index]),
-            draws.sent(draws.uniform(0, gain, 1)[index]),
+
+    def lit(chosen: Tensor, draws: Draws, index: Tensor) -> Tensor:
+        centre = draws.sent(draws.uniform(-0.7, 0.7, 2)[index])
+        size = draws.sent(draws.uniform(0.15, 0.5, 1)[index])
+        return rescaled(
+            chosen * hot_spot(height, width, centre, size, draws.sent(draws.uniform(0, gain, 1)[index]))
         )
-        images = images.index_copy(0, where, rescaled(images[where] * spot))
-    return images
+
+    return _touched(images, draws, probability, lit)
 
 
 def hot_spot(height: int, width: int, centre: Tensor, size: Tensor, gain: Tensor) -> Tensor:
@@ -313,24 +309,24 @@ def _clipped(images: Tensor, family: Family, draws: Draws) -> Tensor:
 
 
 def _resolution(images: Tensor, family: Family, draws: Draws) -> Tensor:
-    probability, most = family.blur
-    if len(index := draws.chosen(probability)):
-        where, sigma = draws.sent(index), draws.sent(draws.uniform(min(0.3, most), most)[index])
-        images = images.index_copy(0, where, intensity.gaussian_blur(images[where], sigma))
-    probability, most = family.sharpen
-    if len(index := draws.chosen(probability)):
-        where, factor = draws.sent(index), draws.sent(draws.uniform(0, most, 1, 1, 1)[index])
-        chosen = images[where]
-        smooth = intensity.gaussian_blur(chosen, torch.ones(len(index), device=images.device))
-        images = images.index_copy(0, where, (chosen + factor * (chosen - smooth)).clamp(0, 1))
-    probability, least = family.coarse
-    if len(index := draws.chosen(probability)):
-        where, share = draws.sent(index), float(draws.uniform(least, 1)[0])
-        size = [max(8, round(share * side)) for side in images.shape[-2:]]
-        chosen = functional.interpolate(images[where], size, mode="bilinear", antialias=True)
-        back = functional.interpolate(chosen, images.shape[-2:], mode="bilinear", align_corners=False)
-        images = images.index_copy(0, where, back)
-    return images
+    def blurred(chosen: Tensor, draws: Draws, index: Tensor) -> Tensor:
+        most = family.blur[1]
+        return intensity.gaussian_blur(chosen, draws.sent(draws.uniform(min(0.3, most), most)[index]))
+
+    def sharpened(chosen: Tensor, draws: Draws, index: Tensor) -> Tensor:
+        factor = draws.sent(draws.uniform(0, family.sharpen[1], 1, 1, 1)[index])
+        smooth = intensity.gaussian_blur(chosen, torch.ones(len(index), device=chosen.device))
+        return (chosen + factor * (chosen - smooth)).clamp(0, 1)
+
+    def coarsened(chosen: Tensor, draws: Draws, index: Tensor) -> Tensor:
+        share = float(draws.uniform(family.coarse[1], 1)[0])
+        size = [max(8, round(share * side)) for side in chosen.shape[-2:]]
+        small = functional.interpolate(chosen, size, mode="bilinear", antialias=True)
+        return functional.interpolate(small, chosen.shape[-2:], mode="bilinear", align_corners=False)
+
+    images = _touched(images, draws, family.blur[0], blurred)
+    images = _touched(images, draws, family.sharpen[0], sharpened)
+    return _touched(images, draws, family.coarse[0], coarsened)
 
 
 def _noise(images: Tensor, family: Family, draws: Draws) -> Tensor:
