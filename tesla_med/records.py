@@ -62,7 +62,9 @@ class CaseResult(Record):
     ``status``: ok; empty (no foreground found); blank (constant image, not adapted);
     unscored (a reference exists but does not fit); failed (no mask written, see ``reason``).
     ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
-    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``).
+    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
+    ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
+    was chosen for the case.
     """
 
     case: str
@@ -73,6 +75,8 @@ class CaseResult(Record):
     status: Status
     used: Used
     share: float | None = None
+    trusted: bool = True
+    scaling: str = ""
     reason: str = ""
     seconds: float = 0.0
     slices: int = 0
@@ -116,6 +120,8 @@ class CaseResult(Record):
             "status": self.status,
             "used": self.used,
             "share": self.share,
+            "trusted": self.trusted,
+            "scaling": self.scaling,
             "reason": self.reason,
             "seconds": round(self.seconds, 3),
             "slices": self.slices,

@@ -186,16 +186,20 @@ class Verdict:
         share: of the way from source to adapted, in [0, 1].
         reason: why, in words.
         collapsed: the adapted mask is not one to build on: the case should leave no trace.
-        statistics: the source's weights are taken with the volume's own normalisation statistics.
         signals: what the decision was made from, and what else is worth a look, by name.
+        statistics: where the source's weights are taken with the volume's own normalisation statistics, the
+            share of these in the mixture with the source's, in (0, 1]; else 0.
+        diverged: adaptation gave values that are not finite.
+        trusted: whether the mask that is taken can be trusted at all.
     """
 
     share: float
     reason: str
     collapsed: bool = False
     signals: dict[str, float] = field(default_factory=dict)
-    statistics: bool = False
+    statistics: float = 0.0
     diverged: bool = False
+    trusted: bool = True
 
     @property
     def used(self) -> Used:

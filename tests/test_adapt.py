@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -20,17 +21,18 @@ from tesla_med.actions.predict import predict
 from tesla_med.adapt import adapt_site, run_plan
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, Region
+from tesla_med.engine.guard import VERDICTS
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError
 from tesla_med.io.files import sha256
 from tesla_med.io.volumes import save_image
-from tesla_med.models.base import Network
+from tesla_med.models.base import Network, build_model
+from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.models.loading import LoadedModel
 from tesla_med.plan import RunRequest, make_plan
 from tesla_med.reports.table import columns
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.tesla import TeSLA
-from tesla_med.types import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLIPPED = "loss/flipped_cross_entropy"
@@ -803,47 +805,76 @@ def test_a_run_without_any_adaptation_leaves_no_adapted_weights_behind(
 GUARDED = ("guard.enabled=true", "keep_largest=true")
 
 
-def forced(monkeypatch, *shares):
-    """Let the guard give these shares, case by case."""
-    given = iter(shares)
+def forced(monkeypatch, *names, **changes):
+    """Let the guard take these candidates, case by case."""
+    given = iter(names)
 
     def judge(signals, config):
-        share = next(given)
-        return Verdict(share, f"share {share}", collapsed=share == 0, signals=dict(signals))
+        name = next(given)
+        change = {"reason": f"takes {name}", "collapsed": name == "source", "signals": dict(signals)}
+        return replace(VERDICTS[name], **change, **changes)
 
     monkeypatch.setattr("tesla_med.engine.guard.judge", judge)
 
 
 def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeypatch):
-    forced(monkeypatch, 0.25, 0.0)
+    forced(monkeypatch, "half", "source")
     result = small.run(
         volumes, weights, tmp_path / "out", overrides=GUARDED, reports=("reports=[table, html]",)
     )
     first, second = result.results
     assert [(item.used, item.share, item.status) for item in (first, second)] == [
-        ("partial", 0.25, "ok"),
+        ("partial", 0.0, "ok"),
         ("source", 0.0, "collapsed"),
     ]
     cases = small.record(result.out)["cases"]
-    assert [item["share"] for item in cases] == [0.25, 0.0]
-    assert cases[0]["reason"] == "share 0.25"
+    assert [item["used"] for item in cases] == ["partial", "source"]
+    assert cases[0]["reason"] == "takes half"
     assert 0 <= cases[0]["signals"]["agreement_source_adapted"] <= 1
     rows = (result.out / "report/metrics.csv").read_text().splitlines()
-    assert ",partial,ok,0.25,share 0.25" in rows[1]
-    assert ",source,collapsed,0,share 0.0" in rows[2]
+    assert ",partial,ok,0,True,,takes half" in rows[1]
+    assert ",source,collapsed,0,True,,takes source" in rows[2]
     page = (result.out / "report/report.html").read_text()
-    assert "partly adapted, 25 %" in page
-    assert "share 0.25" in page
+    assert "partly adapted, normalisation statistics only" in page
+    assert "takes half" in page
     source = small.labels(result.out, "Case01", "source_masks")
     assert np.array_equal(small.labels(result.out, "Case01"), source)
     weights_files = sorted(path.name for path in (result.out / "checkpoints").iterdir())
     assert weights_files == ["Case00.json", "Case00.safetensors"]
 
 
-def test_partial_weights_repeat_the_masks(volumes, weights, tmp_path, monkeypatch):
-    forced(monkeypatch, 0.5, 1.0)
+def test_what_cannot_be_trusted_is_said_everywhere_and_the_run_ends_well(
+    volumes, weights, tmp_path, monkeypatch, caplog
+):
+    forced(monkeypatch, "half", "adapted", trusted=False)
+    result = small.run(
+        volumes, weights, tmp_path / "out", overrides=GUARDED, reports=("reports=[table, html]",)
+    )
+    assert [item.trusted for item in result.results] == [False, False]
+    assert result.complete
+    assert [record["trusted"] for record in small.record(result.out)["cases"]] == [False, False]
+    assert "takes half" in caplog.text
+    page = (result.out / "report/report.html").read_text()
+    assert "2 not trusted" in page
+    assert ",False,,takes half" in (result.out / "report/metrics.csv").read_text()
+
+
+def group_norm_weights(folder):
+    pipeline = load_pipeline("prostate", (*small.SMALL, "model.params.norm=group"))
+    torch.manual_seed(0)
+    path = folder / "group.safetensors"
+    save_checkpoint(path, build_model(pipeline).eval(), make_card(pipeline, ("X0",)))
+    return path
+
+
+@pytest.mark.parametrize("names", [("half", "adapted"), ("own", "half"), ("part", "adapted")])
+def test_partial_weights_repeat_the_masks(names, volumes, weights, tmp_path, monkeypatch):
+    forced(monkeypatch, *names)
     out = tmp_path / "out"
-    small.run(volumes, weights, out, overrides=GUARDED)
+    norm = ("model.params.norm=group",) if "part" in names else ()
+    if norm:
+        weights = group_norm_weights(tmp_path)
+    small.run(volumes, weights, out, overrides=(*GUARDED, *norm))
     for name in ("Case00", "Case01"):
         checkpoint = out / f"checkpoints/{name}.safetensors"
         again = predict(

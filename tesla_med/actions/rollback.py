@@ -14,7 +14,7 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import output_lock
 from tesla_med.reports.base import REPORTS, RunContext, make_reports
-from tesla_med.runs.folder import RUN_FILE, RunFolder
+from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
 from tesla_med.runs.weights import go_back
 from tesla_med.tasks.base import Task, task_of
 
@@ -80,7 +80,7 @@ def rollback(run: str | Path, to_case: int | str) -> Rollback:
 def _task(folder: RunFolder, settings: Mapping[str, Any]) -> Task:
     try:
         site = SiteConfig.model_validate(settings["site"])
-        pipeline = PipelineConfig.model_validate(settings["pipeline"])
+        pipeline = PipelineConfig.model_validate(without_retired(settings)["pipeline"])
     except (KeyError, ValidationError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error} is missing"
         raise OutputError(f"{folder.out / RUN_FILE}: settings of another version ({problem})") from None

@@ -228,54 +228,23 @@ class TrainConfig(Section):
 
 
 class GuardConfig(Section):
-    """How far a volume may move away from the source model; agreements are Dice of two masks."""
+    """Which network's mask of a volume is taken; agreements are Dice of two masks."""
 
     enabled: bool = False
-    no_shift: float = Field(
-        0.975,
-        ge=0,
-        le=1,
-        description="agreement of source masks with and without own statistics that means no shift",
-    )
-    close: float = Field(
-        0.93,
-        ge=0,
-        le=1,
-        description="agreement of source and adapted mask from which a partial step is taken",
-    )
-    small_step: float = Field(
-        0.25, ge=0, le=1, description="size of the partial step in weights and statistics"
-    )
-    large_step: float = Field(
-        0.5, ge=0, le=1, description="size of the step where the entropy fell by 'certain'"
-    )
-    certain: float = Field(0.35, ge=0, le=1, description="relative fall of entropy over the union of masks")
-    unrelated: float = Field(
-        0.5, ge=0, le=1, description="agreement below which source and adapted mask show different structures"
-    )
-    missed_foreground: float = Field(
-        0.5, ge=0, le=1, description="a source foreground below this share of the adapted one is a miss"
-    )
     unsupported: float = Field(
-        0.3,
+        0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"
+    )
+    largest_foreground: float = Field(
+        0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
+    )
+    head_start: float = Field(
+        0.2, ge=0, description="by how much another mask must be trusted more than the adapted one"
+    )
+    least_support: float = Field(
+        0.6,
         ge=0,
         le=1,
-        description="agreement with the own-statistics mask below which an adapted mask is unsupported",
-    )
-    largest_foreground: float = Field(0.6, gt=0, le=1, description="share of the field; more is a collapse")
-    misfit: float = Field(
-        1.25,
-        ge=1,
-        description="ratio of entropies, own statistics to source's, at which the own ones do not fit",
-    )
-    least_fall: float = Field(
-        0.075, ge=0, le=1, description="relative fall of the entropy that adaptation must bring"
-    )
-    statistics_only: float = Field(
-        0.75,
-        ge=0,
-        le=1,
-        description="ratio of entropies up to which own statistics replace those of the source",
+        description="mean of consistency and best agreement below which no mask of a volume is trusted",
     )
 
 

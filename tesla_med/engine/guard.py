@@ -1,33 +1,54 @@
-"""Guard: how far each volume may move away from the source model, decided without labels.
+"""Guard: which network's mask of a volume is taken, decided without labels.
 
-Three masks of a volume are compared: the source model's, the source model's under the volume's own
-normalisation statistics, and the adapted one. From their agreement, the entropy of the models and the
-health of the adapted mask follows the share of the way from source to adapted that is taken: none, a
-part (weights and statistics in between), or all. The rules are in :meth:`Guard.judge`, in order.
+The candidates are the source model, the source model under the volume's own normalisation statistics and
+half way to these, and the adapted model; for networks without batch norm, the source, the adapted model and
+the network half way between. What is asked of each is what no loss asked for: that its mask stays when
+the volume is zoomed, and that it agrees with the masks of the others. The rules are in :func:`judge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from tesla_med import losses
 from tesla_med.config.models import GuardConfig
-from tesla_med.engine.quality import GAMMAS, SUPPORT, class_agreement, support
+from tesla_med.engine.quality import SUPPORT, class_agreement, support
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.tta.base import TTAMethod
-from tesla_med.types import Used, Verdict
+from tesla_med.types import Verdict
 
 MAX_SLICES = 64
+ZOOMS = (0.85, 1.2)
+"""Factors by which slices are enlarged for the question whether a mask stays."""
+HALF = 0.5
+"""Share of the way of the candidates in between."""
+LABELS = {
+    "source": "the source's",
+    "own": "the source's under the volume's own statistics",
+    "half": "the source's half way to the volume's own statistics",
+    "part": "that half way between source and adapted",
+    "adapted": "the adapted",
+}
+VERDICTS = {
+    "source": Verdict(0.0, ""),
+    "own": Verdict(0.0, "", statistics=1.0),
+    "half": Verdict(0.0, "", statistics=HALF),
+    "part": Verdict(HALF, ""),
+    "adapted": Verdict(1.0, ""),
+}
+"""What each candidate stands for, from the one that moves least to the one that moves most."""
+_OFFSET = 1.02
 
 
 class Guard:
-    """Judge the adapted mask of each volume against the source model.
+    """Judge the masks of each volume.
 
     Args:
         config: thresholds.
@@ -39,11 +60,12 @@ class Guard:
         self.config = config
         self.source = source
         self.method = method
-        self._normalised = bool(norm_layers(source.model))
+        between = ("own", "half") if norm_layers(source.model) else ("part",)
+        self.candidates = ("source", *between, "adapted")
 
     @torch.no_grad()
     def judge(self, images: Tensor, source: Tensor, adapted: Tensor) -> Verdict:
-        """Return how far to go for one volume.
+        """Return which network to take for one volume.
 
         Args:
             images: (N, C, H, W) in [0, 1], its slices in order.
@@ -52,55 +74,48 @@ class Guard:
         """
         signals, masks = self.look(images, source, adapted)
         verdict = judge(signals, self.config)
-        supports = self._supports(images, masks, verdict.used, source.shape[1])
+        taken = candidate_of(verdict)
+        others = [mask for name, mask in masks.items() if name != taken and "@" not in name]
+        views = [(masks[taken], masks[f"{taken}@{zoom}"]) for zoom in ZOOMS]
+        supports = {
+            SUPPORT.format(index): value
+            for index in range(1, source.shape[1])
+            if (value := support(masks[taken], others, views, index)) is not None
+        }
         return replace(verdict, signals=signals | supports)
 
     def look(
         self, images: Tensor, source: Tensor, adapted: Tensor
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Return what is known without labels (see ``docs/concepts/guard.md``), and the masks (N, H, W)."""
-        own, distance = self._own(images)
-        masks = {"source": source.argmax(1), "own": own.argmax(1), "adapted": adapted.argmax(1)}
-        union = torch.stack([mask > 0 for mask in masks.values()]).any(dim=0)
-        classes = source.shape[1]
-        result = {
-            "agreement_source_adapted": agreement(masks["source"], masks["adapted"], classes),
-            "agreement_source_own": agreement(masks["source"], masks["own"], classes),
-            "agreement_own_adapted": agreement(masks["own"], masks["adapted"], classes),
-        }
-        for name, probs in (("source", source), ("own", own), ("adapted", adapted)):
-            result[f"entropy_{name}"] = region_entropy(probs, union)
-            result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
-        for name in ("source", "adapted"):
-            result |= {f"{key}_{name}": value for key, value in stack_shape(masks[name] > 0).items()}
-        result["statistics_distance"] = distance
-        result["weights_moved"] = self._moved()
-        return result, masks
+        """Return what is known without labels, and the masks it was seen in.
 
-    def _supports(
-        self, images: Tensor, masks: dict[str, Tensor], used: Used, classes: int
-    ) -> dict[str, float]:
-        """Return the support of every foreground class that has one (see ``tesla_med.engine.quality``)."""
-        with self.method.deployed(images) as network:
-            changed = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
-        contrasts = [(masks["adapted"], mask) for mask in changed]
-        taken = "source" if used == "source" else "adapted"
-        others = [mask for name, mask in masks.items() if name != taken]
-        found = {
-            SUPPORT.format(index): support(masks[taken], others, contrasts, index)
-            for index in range(1, classes)
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        Returns:
+            The signals by name (see ``docs/concepts/guard.md``), and class indices (N, H, W) by candidate,
+            those of a zoomed volume under ``name@zoom``.
+        """
+        given = {"source": source, "adapted": adapted}
+        signals: dict[str, float] = {"weights_moved": self._moved(), "statistics_distance": 0.0}
+        masks: dict[str, Tensor] = {}
+        before = copied(running_statistics(self.source.model))
+        for name in self.candidates:
+            with self.deployed(images, VERDICTS[name]) as network:
+                if name == "own":
+                    now = running_statistics(self.source.model)
+                    signals["statistics_distance"] = statistics_distance(before, now)
+                probs = given.get(name)
+                if probs is None:
+                    probs = self.method.probabilities(network, images)
+                masks[name] = probs.argmax(1)
+                for zoom in ZOOMS:
+                    masks[f"{name}@{zoom}"] = self._zoomed(network, images, zoom)
+        return signals | compared(masks, self.candidates, source.shape[1]), masks
 
-    def _own(self, images: Tensor) -> tuple[Tensor, float]:
-        """Return the source model's probabilities under the volume's statistics, and their distance."""
-        network = self.source.model
-        if not self._normalised:
-            return self.source.predict(images), 0.0
-        before = copied(running_statistics(network))
-        with self.source.own_statistics(network, images, MAX_SLICES):
-            distance = statistics_distance(before, running_statistics(network))
-            return self.source.probabilities(network, images), distance
+    def _zoomed(self, network: Network, images: Tensor, zoom: float) -> Tensor:
+        """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
+        size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
+        changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
+        found = self.method.probabilities(network, changed.clamp_(0.0, 1.0))
+        return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
 
     def _moved(self) -> float:
         """Return the distance of the adapted weights from the source's, relative to their norm."""
@@ -119,83 +134,43 @@ class Guard:
     @contextmanager
     def deployed(self, images: Tensor, verdict: Verdict) -> Iterator[Network]:
         """Give the network that a verdict on a volume stands for."""
-        if verdict.statistics:
-            with self.source.own_statistics(self.source.model, images, MAX_SLICES):
-                yield self.source.model
-            return
-        with self.method.deployed(images) as network, between(network, self.source.model, verdict.share):
-            yield network
+        if verdict.statistics > 0:
+            network = self.source.model
+            with self.source.own_statistics(network, images, MAX_SLICES, verdict.statistics):
+                yield network
+        elif verdict.used == "source":
+            with self.source.deployed(images) as network:
+                yield network
+        else:
+            whole = verdict.share == 1.0
+            with self.method.deployed(images) as network:
+                step = nullcontext() if whole else between(network, self.source.model, verdict.share)
+                with step:
+                    yield network
 
 
-def judge(signals: dict[str, float], config: GuardConfig) -> Verdict:
-    """Return the verdict that follows from the signals; the first rule that holds decides.
-
-    1. The adapted mask has collapsed (nothing left, or more than ``largest_foreground``): source.
-    2. The source model found next to nothing of what the other two agree on: adapted. This is what
-       a hard site looks like; the source's certainty means nothing there.
-    3. The volume's own normalisation statistics leave the mask as it is: no shift, source.
-    4. Those statistics make the source model less certain: they are not what this volume is to be
-       normalised by, and adaptation started from there. Source.
-    5. The adapted model is hardly more certain than the source model: it went astray. Source; or, where
-       the own statistics alone make the source model much more certain, the source with these.
-    6. The adapted mask is close to the source's: the gain is small and so may be the loss. A part of
-       the way keeps most of either; how much depends on how far the entropy fell.
-    7. Else: adapted.
-    """
-    signals = dict(signals)
-    found = _collapsed(signals, config) or _missed(signals, config) or _unhelpful(signals, config)
-    if found is not None:
-        return found
-    close = signals["agreement_source_adapted"]
-    if close < config.close:
-        return Verdict(1.0, "", signals=signals)
-    fall = 1.0 - _relative_entropy(signals, "adapted")
-    part = config.large_step if fall >= config.certain else config.small_step
-    text = f"the adapted mask is close to the source's (Dice {close:.3f}): {100 * part:.0f} % of the way"
-    return Verdict(part, text, signals=signals)
+def candidate_of(verdict: Verdict) -> str:
+    """Return the name of the candidate that a verdict takes."""
+    found = (verdict.share, verdict.statistics)
+    return next(name for name, item in VERDICTS.items() if (item.share, item.statistics) == found)
 
 
-def _collapsed(signals: dict[str, float], config: GuardConfig) -> Verdict | None:
-    if signals["foreground_adapted"] == 0 and signals["foreground_source"] > 0:
-        return Verdict(0.0, "the adapted mask is empty and the source's is not", True, signals)
-    if signals["foreground_adapted"] > config.largest_foreground:
-        share = f"{100 * signals['foreground_adapted']:.0f} %"
-        return Verdict(0.0, f"the adapted mask fills {share} of the field", True, signals)
-    return None
+# ---------------------------------------------------------------- signals
 
 
-def _missed(signals: dict[str, float], config: GuardConfig) -> Verdict | None:
-    close = signals["agreement_source_adapted"]
-    little = signals["foreground_source"] < config.missed_foreground * signals["foreground_adapted"]
-    if not little or close >= config.unrelated:
-        return None
-    if signals["agreement_own_adapted"] < config.unsupported:
-        text = f"source, own-statistics and adapted masks do not agree (Dice {close:.2f})"
-        return Verdict(0.0, text, True, signals)
-    return Verdict(1.0, "the source model misses most of what adaptation finds", signals=signals)
-
-
-def _unhelpful(signals: dict[str, float], config: GuardConfig) -> Verdict | None:
-    same = signals["agreement_source_own"]
-    if signals["statistics_distance"] > 0 and same >= config.no_shift:
-        text = f"no shift: the volume's own normalisation statistics give the same mask (Dice {same:.3f})"
-        return Verdict(0.0, text, signals=signals)
-    own = _relative_entropy(signals, "own")
-    if signals["statistics_distance"] > 0 and own >= config.misfit:
-        text = f"the volume's own normalisation statistics do not fit (entropy {own:.2f} times the source's)"
-        return Verdict(0.0, text, signals=signals)
-    if 1.0 - _relative_entropy(signals, "adapted") >= config.least_fall:
-        return None
-    text = "the adapted model is hardly more certain than the source model"
-    if signals["statistics_distance"] > 0 and own <= config.statistics_only:
-        text += f"; with the volume's own statistics it is (entropy {own:.2f} times the source's)"
-        return Verdict(0.0, text, signals=signals, statistics=True)
-    return Verdict(0.0, text, signals=signals)
-
-
-def _relative_entropy(signals: dict[str, float], name: str) -> float:
-    """Return a model's entropy over the union of the masks as a multiple of the source model's."""
-    return signals[f"entropy_{name}"] / max(signals["entropy_source"], 1e-12)
+def compared(masks: Mapping[str, Tensor], names: tuple[str, ...], classes: int) -> dict[str, float]:
+    """Return the signals that follow from masks: see :meth:`Guard.look`."""
+    result: dict[str, float] = {}
+    for name in names:
+        result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
+        views = [agreement(masks[name], masks[f"{name}@{zoom}"], classes) for zoom in ZOOMS]
+        result[f"consistency_{name}"] = sum(views) / len(views)
+    for index, one in enumerate(names):
+        for two in names[index + 1 :]:
+            result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
+    for name in ("source", "adapted"):
+        result |= {f"{key}_{name}": value for key, value in stack_shape(masks[name] > 0).items()}
+    return result
 
 
 def agreement(first: Tensor, second: Tensor, classes: int) -> float:
@@ -203,13 +178,6 @@ def agreement(first: Tensor, second: Tensor, classes: int) -> float:
     values = [class_agreement(first, second, index) for index in range(1, classes)]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else 1.0
-
-
-def region_entropy(probs: Tensor, region: Tensor) -> float:
-    """Return the mean normalised entropy of (N, L, H, W) in a (N, H, W) region; 0 where it is empty."""
-    if not bool(region.any()):
-        return 0.0
-    return float(losses.normalised_entropy(probs)[region].mean())
 
 
 def stack_shape(mask: Tensor) -> dict[str, float]:
@@ -252,6 +220,103 @@ def statistics_distance(first: list[tuple[Tensor, Tensor]], second: list[tuple[T
         shift = 0.5 * (mean - mean_other).square() * (1.0 / one + 1.0 / two)
         values.append((spread + shift).clamp_max(1e3).mean())
     return float(torch.stack(values).mean()) if values else 0.0
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
+    """Return the verdict that follows from the signals.
+
+    1. A candidate is refused whose mask is empty while another's is not, which fills more of the field
+       than ``largest_foreground``, or which no other mask supports: a Dice of at least ``unsupported`` with
+       one of the others. The limits are the same for the source and the adapted mask, and for masks that
+       are too small, too large or elsewhere. If the adapted mask is refused, adaptation has collapsed.
+    2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
+       -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
+       that of source and adapted mask, for all alike). The adapted mask has a head start.
+    3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
+       most consistent of those that are neither empty nor too large is taken, and the verdict says so.
+    """
+    signals = dict(signals)
+    names = [name for name in VERDICTS if f"consistency_{name}" in signals]
+    refused = {name: text for name in names if (text := _refusal(name, names, signals, config))}
+    trust = {name: _trust(name, names, signals) for name in names}
+    signals |= {f"trust_{name}": value for name, value in trust.items()}
+    trust["adapted"] += config.head_start
+    collapsed = "adapted" in refused
+    if len(refused) == len(names):
+        usable = [name for name in names if _size_fits(name, names, signals, config)] or ["source"]
+        best = max(usable, key=lambda name: signals[f"consistency_{name}"])
+        text = f"nothing is trustworthy here: no two masks agree; {LABELS[best]} mask is the most consistent"
+        collapsed &= best != "adapted"
+        return _verdict(best, text, signals, collapsed=collapsed, trusted=False)
+    best = max((name for name in names if name not in refused), key=lambda name: trust[name])
+    trusted = _support(best, names, signals) >= config.least_support
+    return _verdict(
+        best, _reason(best, refused, trust, trusted), signals, collapsed=collapsed, trusted=trusted
+    )
+
+
+def _verdict(name: str, reason: str, signals: dict[str, float], *, collapsed: bool, trusted: bool) -> Verdict:
+    return replace(VERDICTS[name], reason=reason, signals=signals, collapsed=collapsed, trusted=trusted)
+
+
+def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], trusted: bool) -> str:
+    parts = []
+    if not trusted:
+        parts.append("nothing is trustworthy here: the mask changes with the view and from model to model")
+    if "adapted" in refused:
+        parts.append(f"the adapted mask {refused['adapted']}; {LABELS[best]} mask is taken")
+    elif best != "adapted":
+        figures = f"{trust[best]:.2f} against {trust['adapted']:.2f}"
+        parts.append(f"{LABELS[best]} mask is trusted more than the adapted one ({figures})")
+    elif "source" in refused:
+        parts.append(f"the source's mask {refused['source']}")
+    return "; ".join(parts)
+
+
+def _size_fits(name: str, names: list[str], signals: Mapping[str, float], config: GuardConfig) -> bool:
+    any_found = any(signals[f"foreground_{other}"] > 0 for other in names)
+    share = signals[f"foreground_{name}"]
+    return share <= config.largest_foreground and (share > 0 or not any_found)
+
+
+def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: GuardConfig) -> str:
+    """Return why a candidate is refused, as the rest of a sentence; empty if it is not."""
+    share = signals[f"foreground_{name}"]
+    if not _size_fits(name, names, signals, config):
+        return "is empty and others are not" if share == 0 else f"fills {100 * share:.0f} % of the field"
+    best = max(_agreements(name, names, signals))
+    if best < config.unsupported:
+        return f"agrees with no other (Dice {best:.2f} at best)"
+    return ""
+
+
+def _agreements(name: str, names: list[str], signals: Mapping[str, float]) -> list[float]:
+    """Return the agreement of one candidate with each of the others."""
+    found = (
+        signals.get(f"agreement_{name}_{other}", signals.get(f"agreement_{other}_{name}"))
+        for other in names
+        if other != name
+    )
+    return [value for value in found if value is not None]
+
+
+def _trust(name: str, names: list[str], signals: Mapping[str, float]) -> float:
+    if "part" in names:  # its mask is near both others by its making, which says nothing for it
+        mean = signals["agreement_source_adapted"]
+    else:
+        agreements = _agreements(name, names, signals)
+        mean = sum(agreements) / len(agreements)
+    return -math.log(_OFFSET - signals[f"consistency_{name}"]) - math.log(_OFFSET - mean)
+
+
+def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:
+    return 0.5 * (signals[f"consistency_{name}"] + max(_agreements(name, names, signals)))
+
+
+# ---------------------------------------------------------------- steps in between
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from tesla_med.config.models import GuardConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts
-from tesla_med.engine.quality import GAMMAS
-from tesla_med.engine.recalibration import fit_temperature_to_masks
+from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.models.base import Network
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Verdict

@@ -2,9 +2,8 @@
 
 Two things that a good mask has are measured for each class and averaged to its *support*, in [0, 1]:
 
-* agreement: the Dice with the closer of the other models' masks (source, own statistics, adapted);
-* consistency: the Dice with the adapted model's masks of the same slices at other contrasts (gamma 0.7 and
-  1.4), which no loss asked for.
+* agreement: the Dice with the closest of the other candidates' masks (see ``tesla_med.engine.guard``);
+* consistency: the Dice with the masks that the same network finds in the zoomed slices.
 
 The predicted Dice is linear in -ln(1.02 - support). Its two coefficients and the width of its interval
 are fitted by ``benchmarks/quality.py`` on runs with references, never on the site that is judged.
@@ -21,7 +20,6 @@ from torch import Tensor
 from tesla_med.config.models import QualityConfig
 from tesla_med.records import CaseResult, ClassScore
 
-GAMMAS = (0.7, 1.4)
 SUPPORT = "support_{}"
 _OFFSET = 1.02
 
@@ -43,21 +41,21 @@ def class_agreement(first: Tensor, second: Tensor, index: int) -> float | None:
 
 
 def support(
-    mask: Tensor, others: Sequence[Tensor], contrasts: Sequence[tuple[Tensor, Tensor]], index: int
+    mask: Tensor, others: Sequence[Tensor], views: Sequence[tuple[Tensor, Tensor]], index: int
 ) -> float | None:
     """Return the support of one class.
 
     Args:
         mask: (N, H, W) class indices, the mask to judge.
         others: masks of other models.
-        contrasts: pairs of masks of one network, at the image's contrast and at another.
+        views: pairs of masks of one network, of the slices as they are and of a view of them.
         index: the class.
 
     Returns:
         A value in [0, 1], or None where no mask has the class.
     """
     agreed = [value for other in others if (value := class_agreement(mask, other, index)) is not None]
-    steady = [value for one, two in contrasts if (value := class_agreement(one, two, index)) is not None]
+    steady = [value for one, two in views if (value := class_agreement(one, two, index)) is not None]
     if not agreed and not steady:
         return None
     parts = [max(agreed, default=0.0), sum(steady) / len(steady) if steady else 0.0]
@@ -102,7 +100,9 @@ def with_estimates(
 
 
 def needs_review(result: CaseResult, config: QualityConfig) -> bool:
-    """Whether the predicted Dice of one of a case's classes is below the threshold of the pipeline."""
+    """Whether no mask is trusted, or the predicted Dice of a class is below the threshold of the pipeline."""
+    if not result.trusted:
+        return True
     predicted = [score.predicted_dice for score in result.scores if score.predicted_dice is not None]
     return bool(predicted) and min(predicted) < config.review_below
 

@@ -29,6 +29,8 @@ from torch.nn import functional
 
 from tesla_med.errors import DataError
 
+GAMMAS = (0.7, 1.4)
+"""Changes of contrast under which the mask should stay."""
 LOWEST_TEMPERATURE = 0.5
 HIGHEST_TEMPERATURE = 4.0
 REGION_DILATION = 3

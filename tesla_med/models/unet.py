@@ -1,4 +1,4 @@
-"""The 2-D U-Net of the TeSLA release, with a width parameter (width 64 there).
+"""The 2-D U-Net of the TeSLA release, of any width (64 there) and with any of three norms (batch there).
 
 Two (3x3 convolution, batch norm, ReLU) a level; encoder widths 1, 2, 4, 8, 8 times ``width`` with
 2x2 max pooling between; decoder: bilinear upsampling with aligned corners, the skip first in the
@@ -6,6 +6,9 @@ concatenation, halved middle width; 1x1 head. State dict keys are those of the r
 """
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -15,11 +18,18 @@ from torch.nn import functional
 from tesla_med.config.models import Section
 from tesla_med.models.base import MODELS, Network
 
+Norm = Literal["batch", "instance", "group"]
+GROUPS = 8
+"""Groups of channels of a group norm, if they divide the channels."""
+
 
 class UNetParams(Section):
     """Parameters of the U-Net."""
 
     width: int = Field(64, ge=1, description="channels of the first level")
+    norm: Norm = Field(
+        "batch", description="what features are normalised by: the batch, each image, or groups of channels"
+    )
 
 
 class _ShiftedBatchNorm(nn.BatchNorm2d):
@@ -53,16 +63,24 @@ class _ShiftedBatchNorm(nn.BatchNorm2d):
         return output
 
 
+def _make_norm(kind: Norm, channels: int) -> nn.Module:
+    if kind == "batch":
+        return _ShiftedBatchNorm(channels)
+    if kind == "instance":
+        return nn.InstanceNorm2d(channels, affine=True)
+    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
+
+
 class _DoubleConv(nn.Module):
-    def __init__(self, inputs: int, outputs: int, middle: int | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, norm: Norm, middle: int | None = None) -> None:
         super().__init__()
         middle = middle or outputs
         self.double_conv = nn.Sequential(
             nn.Conv2d(inputs, middle, 3, padding=1),
-            _ShiftedBatchNorm(middle),
+            _make_norm(norm, middle),
             nn.ReLU(inplace=True),
             nn.Conv2d(middle, outputs, 3, padding=1),
-            _ShiftedBatchNorm(outputs),
+            _make_norm(norm, outputs),
             nn.ReLU(inplace=True),
         )
 
@@ -75,26 +93,26 @@ class _DoubleConv(nn.Module):
 def _normalised(features: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """Convolve and normalise; with running statistics and gradients the bias has one, so it is added."""
     assert isinstance(conv, nn.Conv2d)  # noqa: S101 - for the type checker
-    if torch.is_grad_enabled() and not norm.training:
+    if not isinstance(norm, _ShiftedBatchNorm) or (torch.is_grad_enabled() and not norm.training):
         return norm(conv(features))  # type: ignore[no-any-return]
     plain = functional.conv2d(features, conv.weight, None, padding=1)
     return norm(plain, conv.bias)  # type: ignore[no-any-return]
 
 
 class _Down(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, norm: Norm) -> None:
         super().__init__()
-        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), _DoubleConv(inputs, outputs))
+        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), _DoubleConv(inputs, outputs, norm))
 
     def forward(self, features: Tensor) -> Tensor:
         return self.maxpool_conv(features)  # type: ignore[no-any-return]
 
 
 class _Up(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, norm: Norm) -> None:
         super().__init__()
         self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
-        self.conv = _DoubleConv(inputs, outputs, inputs // 2)
+        self.conv = _DoubleConv(inputs, outputs, norm, inputs // 2)
 
     def forward(self, features: Tensor, skip: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # which would make float32 of bfloat16
@@ -121,23 +139,23 @@ class UNet(Network):
     divisor = 16
     minimum = 32  # two pixels a side at the bottom, so that batch statistics exist
 
-    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
+    def __init__(self, channels: int, classes: int, width: int = 64, norm: Norm = "batch") -> None:
         super().__init__()
-        self.inc = _DoubleConv(channels, width)
-        self.down1 = _Down(width, 2 * width)
-        self.down2 = _Down(2 * width, 4 * width)
-        self.down3 = _Down(4 * width, 8 * width)
-        self.down4 = _Down(8 * width, 8 * width)
-        self.up1 = _Up(16 * width, 4 * width)
-        self.up2 = _Up(8 * width, 2 * width)
-        self.up3 = _Up(4 * width, width)
-        self.up4 = _Up(2 * width, width)
+        self.inc = _DoubleConv(channels, width, norm)
+        self.down1 = _Down(width, 2 * width, norm)
+        self.down2 = _Down(2 * width, 4 * width, norm)
+        self.down3 = _Down(4 * width, 8 * width, norm)
+        self.down4 = _Down(8 * width, 8 * width, norm)
+        self.up1 = _Up(16 * width, 4 * width, norm)
+        self.up2 = _Up(8 * width, 2 * width, norm)
+        self.up3 = _Up(4 * width, width, norm)
+        self.up4 = _Up(2 * width, width, norm)
         self.outc = _Out(width, classes)
 
     @classmethod
     def build(cls, params: UNetParams, channels: int, classes: int) -> UNet:
         """Return a new U-Net."""
-        return cls(channels, classes, params.width)
+        return cls(channels, classes, params.width, params.norm)
 
     @property
     def head(self) -> nn.Module:

@@ -155,6 +155,8 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
         parts = [f"{taken['partial']} partly", f"{taken['adapted']} in full"]
         shown.append(Tile("Source mask kept", str(taken["source"]), "adapted " + ", ".join(parts)))
     troubles = [f"{counts[key]} {key}" for key in ("empty", "unscored", "blank", "collapsed") if counts[key]]
+    untrusted = sum(not item.trusted for item in results)
+    troubles += [f"{untrusted} not trusted"] if untrusted else []
     shown.append(Tile("Failed", str(counts["failed"]), ", ".join(troubles) or "nothing else to report"))
     return shown
 
@@ -194,8 +196,8 @@ def case_rows(
 
 
 def _used_text(result: CaseResult) -> str:
-    share = f", {100 * result.share:.0f} %" if result.used == "partial" and result.share else ""
-    return USED_TEXT[result.used] + share
+    share = f", {100 * result.share:.0f} %" if result.share else ", normalisation statistics only"
+    return USED_TEXT[result.used] + (share if result.used == "partial" else "")
 
 
 def class_summary(results: Sequence[CaseResult]) -> list[dict[str, Any]]:

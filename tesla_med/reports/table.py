@@ -12,7 +12,7 @@ from tesla_med.scoring.metrics import figure_columns
 from tesla_med.scoring.tables import TILE_COLUMNS
 
 CASE = ("case", "site", "method", "protocol", "seed")
-OUTCOME = ("used", "status", "share", "reason")
+OUTCOME = ("used", "status", "share", "trusted", "scaling", "reason")
 PREDICTED = ("predicted_dice", "predicted_low", "predicted_high")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.models import GuardConfig, PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, TEMPORARY, write_json
 from tesla_med.records import ItemResult
@@ -302,12 +302,26 @@ class RunFolder:
         write_json(self.out / "masks" / "labels.json", content)
 
 
+def without_retired(settings: Mapping[str, Any], *, thresholds: bool = True) -> dict[str, Any]:
+    """Return settings of any version without the thresholds of the guard that no longer exist, or any."""
+    result = dict(settings)
+    pipeline = result.get("pipeline", {})
+    if "guard" in pipeline:
+        names = set(GuardConfig.model_fields) if thresholds else {"enabled"}
+        known = {key: value for key, value in pipeline["guard"].items() if key in names}
+        result["pipeline"] = {**pipeline, "guard": known}
+    return result
+
+
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of any version with the defaults of what that version did not have yet.
 
-    How a source model would be trained has no bearing on a run.
+    How a source model would be trained has no bearing on a run, nor have the thresholds of a guard that was
+    off. One that was on judged by other rules in earlier versions, so such a run cannot be gone on with.
     """
     completed = dict(settings)
+    if not settings.get("pipeline", {}).get("guard", {}).get("enabled", False):
+        completed = without_retired(settings, thresholds=False)
     for key, model in (("site", SiteConfig), ("pipeline", PipelineConfig)):
         with suppress(KeyError, ValidationError):
             kept = model.model_validate(completed[key])

@@ -188,12 +188,15 @@ class Volumes(Task):
         scored = scoring.score(loaded.case, loaded.volume, source, adapted, self.site, self.pipeline)
         finished.scored = scored
         entropies = scoring.mean_entropies(source, adapted)
+        if not verdict.trusted:
+            log.warning("%s: %s", loaded.case.name, verdict.reason)
         result = CaseResult(
             case=loaded.case.name,
             site=self.site.id,
             status=_status(loaded, adapted, verdict, scored.problem),
             used=verdict.used,
             share=verdict.share,
+            trusted=verdict.trusted,
             reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
             slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
             input_sha256=unit.sha256,

@@ -32,7 +32,7 @@ from tesla_med.config.models import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import blend_running_statistics, running_statistics
-from tesla_med.tta._mechanics.parameters import clip_each
+from tesla_med.tta._mechanics.parameters import clip_each, relative_size
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
 from tesla_med.tta._shared.passes import NetworkPass, Output
@@ -48,6 +48,11 @@ class TeSLAParams(AugmentationParams, MethodParams):
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = Field(2e-4, ge=0)
+    relative_rate: bool = Field(
+        False,
+        description="multiply the learning rate of each weight tensor by the size of its weights over that "
+        "of a newly made layer, so that a step changes every network by a like share",
+    )
     weight_decay: float = Field(
         5e-4, ge=0, description="decoupled with adamw, added to the gradient with adam and sgd"
     )
@@ -158,10 +163,13 @@ class TeSLA(AugmentedMethod):
         trainable = [item for item in self.student.parameters() if item.requires_grad]
         fused = self.context.device.type == "cuda" or None
         rate, decay = p.learning_rate, p.weight_decay
+        groups: list[Any] = trainable
+        if p.relative_rate:
+            groups = [{"params": [item], "lr": rate * relative_size(item)} for item in trainable]
         if p.optimizer == "sgd":
-            return torch.optim.SGD(trainable, lr=rate, weight_decay=decay, momentum=p.sgd_momentum)
+            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=p.sgd_momentum)
         kind = torch.optim.Adam if p.optimizer == "adam" else torch.optim.AdamW
-        return kind(trainable, lr=rate, weight_decay=decay, fused=fused)
+        return kind(groups, lr=rate, weight_decay=decay, fused=fused)
 
     def make_passes(self) -> None:
         """Make every kind of pass of an update: who is asked, what it moves, what it returns."""

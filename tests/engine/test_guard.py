@@ -1,4 +1,6 @@
-"""The guard: signals by hand, each rule, partial steps, and that a collapse leaves no trace."""
+"""The guard: signals by hand, each rule, steps in between, and that a collapse leaves no trace."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,11 +9,14 @@ import torch
 from tesla_med.config.models import GuardConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import (
+    VERDICTS,
+    ZOOMS,
     Guard,
     agreement,
     between,
+    candidate_of,
+    compared,
     judge,
-    region_entropy,
     stack_shape,
     statistics_distance,
 )
@@ -24,18 +29,23 @@ from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Verdict
 
 CONFIG = GuardConfig(enabled=True)
-GOOD = {
-    "agreement_source_adapted": 0.8,
-    "agreement_source_own": 0.85,
-    "agreement_own_adapted": 0.9,
-    "entropy_source": 0.2,
-    "entropy_own": 0.15,
-    "entropy_adapted": 0.1,
-    "foreground_source": 0.02,
-    "foreground_own": 0.02,
-    "foreground_adapted": 0.02,
-    "statistics_distance": 0.1,
-}
+NAMES = ("source", "own", "half", "adapted")
+
+
+def signals_of(agreements, consistency, foreground=None):
+    """Signals of candidates; agreements in the order of the pairs of NAMES."""
+    pairs = [(one, two) for index, one in enumerate(NAMES) for two in NAMES[index + 1 :]]
+    shares = foreground or dict.fromkeys(NAMES, 0.02)
+    return (
+        {f"agreement_{one}_{two}": value for (one, two), value in zip(pairs, agreements, strict=True)}
+        | {f"consistency_{name}": value for name, value in zip(NAMES, consistency, strict=True)}
+        | {f"foreground_{name}": value for name, value in shares.items()}
+    )
+
+
+SURE = (0.94, 0.94, 0.94)
+CLOSE = (0.95, 0.96, 0.9, 0.97, 0.92, 0.93)
+"""Agreements of source with own, half, adapted; of own with half, adapted; of half with adapted."""
 
 
 def network(seed=0):
@@ -54,46 +64,179 @@ def method(name="tesla", params=None):
 # ------------------------------------------------------------ rules
 
 
+def test_an_adapted_mask_that_is_as_sure_as_the_others_is_taken():
+    verdict = judge(signals_of(CLOSE, (*SURE, 0.97)), CONFIG)
+    assert (verdict.used, verdict.reason, verdict.collapsed, verdict.trusted) == ("adapted", "", False, True)
+
+
+def test_a_less_consistent_adapted_mask_is_not_taken():
+    verdict = judge(signals_of(CLOSE, (*SURE, 0.85)), CONFIG)
+    assert candidate_of(verdict) != "adapted"
+    assert "trusted more" in verdict.reason
+    assert not verdict.collapsed
+    assert verdict.trusted
+
+
+def test_the_trust_is_that_of_the_formula():
+    signals = judge(signals_of(CLOSE, (*SURE, 0.95)), CONFIG).signals
+    mean = (0.95 + 0.96 + 0.9) / 3
+    assert signals["trust_source"] == pytest.approx(-math.log(1.02 - 0.94) - math.log(1.02 - mean))
+
+
+@pytest.mark.parametrize(("name", "used"), [("source", "source"), ("own", "partial"), ("half", "partial")])
+def test_the_most_trusted_is_taken(name, used):
+    consistency = dict.fromkeys(NAMES, 0.7) | {name: 0.96}
+    verdict = judge(signals_of((0.9,) * 6, [consistency[item] for item in NAMES]), CONFIG)
+    assert (candidate_of(verdict), verdict.used) == (name, used)
+
+
+def test_the_head_start_is_the_adapted_masks_alone():
+    level = signals_of((0.9,) * 6, (0.9,) * 4)
+    assert judge(level, CONFIG).used == "adapted"
+    without = CONFIG.model_copy(update={"head_start": 0.0})
+    ahead = level | {"consistency_own": 0.91}
+    assert candidate_of(judge(ahead, without)) == "own"
+    assert judge(ahead, CONFIG).used == "adapted"
+
+
 @pytest.mark.parametrize(
-    ("change", "share", "collapsed", "words"),
+    ("agreements", "adapted", "words"),
     [
-        ({}, 1.0, False, ""),
-        ({"foreground_adapted": 0.0}, 0.0, True, "empty"),
-        ({"foreground_adapted": 0.0, "foreground_source": 0.0}, 1.0, False, ""),
-        ({"foreground_adapted": 0.7}, 0.0, True, "70 % of the field"),
-        ({"foreground_source": 0.001, "agreement_source_adapted": 0.05}, 1.0, False, "misses"),
-        (
-            {
-                "foreground_source": 0.001,
-                "agreement_source_adapted": 0.05,
-                "agreement_own_adapted": 0.2,
-            },
-            0.0,
-            True,
-            "masks do not agree",
-        ),
-        ({"agreement_source_own": 0.98}, 0.0, False, "no shift"),
-        ({"agreement_source_own": 0.98, "statistics_distance": 0.0}, 1.0, False, ""),
-        ({"entropy_adapted": 0.187, "entropy_own": 0.16}, 0.0, False, "hardly more certain"),
-        ({"entropy_own": 0.26}, 0.0, False, "do not fit"),
-        ({"entropy_own": 0.26, "statistics_distance": 0.0}, 1.0, False, ""),
-        ({"agreement_source_adapted": 0.95}, 0.5, False, "50 % of the way"),
-        ({"agreement_source_adapted": 0.95, "entropy_adapted": 0.15}, 0.25, False, "25 % of the way"),
+        ((0.95, 0.96, 0.03, 0.97, 0.03, 0.03), 0.0004, "agrees with no other (Dice 0.03"),  # 2 % of the size
+        ((0.95, 0.96, 0.0, 0.97, 0.0, 0.0), 0.02, "agrees with no other (Dice 0.00"),  # elsewhere
+        ((0.95, 0.96, 0.1, 0.97, 0.32, 0.2), 0.5, "agrees with no other (Dice 0.32"),  # half the field
+        ((0.95, 0.96, 0.0, 0.97, 0.0, 0.0), 0.0, "is empty and others are not"),
+        ((0.95, 0.96, 0.6, 0.97, 0.6, 0.6), 0.7, "fills 70 % of the field"),
     ],
 )
-def test_rules(change, share, collapsed, words):
-    verdict = judge(GOOD | change, CONFIG)
-    assert (verdict.share, verdict.collapsed) == (share, collapsed)
+def test_an_adapted_mask_without_support_is_refused_however_sure_it_is(agreements, adapted, words):
+    shares = dict.fromkeys(NAMES, 0.02) | {"adapted": adapted}
+    verdict = judge(signals_of(agreements, (*SURE, 1.0), shares), CONFIG)
+    assert candidate_of(verdict) != "adapted"
+    assert verdict.collapsed
+    assert verdict.trusted
     assert words in verdict.reason
-    assert bool(words) == bool(verdict.reason)
-    assert verdict.used == {0.0: "source", 1.0: "adapted"}.get(share, "partial")
-    assert verdict.signals == GOOD | change
 
 
-def test_own_statistics_are_taken_where_they_help_and_adaptation_does_not():
-    verdict = judge(GOOD | {"entropy_adapted": 0.21, "entropy_own": 0.1}, CONFIG)
-    assert (verdict.used, verdict.share, verdict.statistics) == ("partial", 0.0, True)
-    assert "own statistics" in verdict.reason
+@pytest.mark.parametrize(
+    ("agreements", "source"),
+    [((0.1, 0.2, 0.05, 0.8, 0.9, 0.85), 0.001), ((0.0, 0.0, 0.0, 0.8, 0.9, 0.85), 0.0)],
+)
+def test_a_source_that_is_wrong_and_certain_does_not_win(agreements, source):
+    shares = dict.fromkeys(NAMES, 0.02) | {"source": source}
+    verdict = judge(signals_of(agreements, (1.0, 0.8, 0.8, 0.9), shares), CONFIG)
+    assert verdict.used == "adapted"
+    assert "the source's mask" in verdict.reason
+    assert not verdict.collapsed
+
+
+def test_empty_masks_do_not_support_each_other_where_something_is_found():
+    shares = dict.fromkeys(NAMES, 0.0) | {"adapted": 0.02}
+    verdict = judge(signals_of((1.0, 1.0, 0.0, 1.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.9), shares), CONFIG)
+    assert (verdict.used, verdict.trusted, verdict.collapsed) == ("adapted", False, False)
+    assert "nothing is trustworthy" in verdict.reason
+    nothing = dict.fromkeys(NAMES, 0.0)
+    verdict = judge(signals_of((1.0,) * 6, (1.0,) * 4, nothing), CONFIG)
+    assert verdict.trusted
+
+
+def test_nothing_is_trusted_where_no_two_masks_agree():
+    verdict = judge(signals_of((0.2,) * 6, (0.5, 0.9, 0.3, 0.8)), CONFIG)
+    assert (candidate_of(verdict), verdict.trusted, verdict.collapsed) == ("own", False, True)
+    assert "nothing is trustworthy here" in verdict.reason
+
+
+def test_nothing_is_trusted_where_the_best_changes_with_the_view():
+    verdict = judge(signals_of((0.6,) * 6, (0.3,) * 4), CONFIG)
+    assert not verdict.trusted
+    assert "nothing is trustworthy here" in verdict.reason
+    assert judge(signals_of((0.6,) * 6, (0.7,) * 4), CONFIG).trusted
+
+
+def test_a_network_without_batch_norm_is_judged_by_three_masks():
+    names = ("source", "part", "adapted")
+    base = {f"foreground_{name}": 0.02 for name in names} | {f"consistency_{name}": 0.9 for name in names}
+    near = {
+        "agreement_source_part": 0.9,
+        "agreement_source_adapted": 0.8,
+        "agreement_part_adapted": 0.9,
+    }
+    assert judge(base | near, CONFIG).used == "adapted"
+    verdict = judge(base | near | {"consistency_adapted": 0.6}, CONFIG)
+    assert verdict.used == "source"
+    verdict = judge(base | near | {"consistency_adapted": 0.6, "consistency_part": 0.95}, CONFIG)
+    assert (verdict.used, verdict.share) == ("partial", 0.5)
+    alone = near | {"agreement_source_adapted": 0.1, "agreement_part_adapted": 0.2}
+    verdict = judge(base | alone, CONFIG)
+    assert verdict.collapsed
+    assert verdict.share < 1
+
+
+# ------------------------------------------------------------ what it sees
+
+
+def masks_of(boxes):
+    masks = {name: torch.zeros(2, 10, 40, dtype=torch.long) for name in boxes}
+    for name, (left, right) in boxes.items():
+        masks[name][:, :, left:right] = 1
+    return masks
+
+
+def test_signals_by_hand():
+    boxes = {"source": (0, 4), "source@0.85": (0, 4), "source@1.2": (0, 2)}
+    boxes |= {"adapted": (2, 6), "adapted@0.85": (6, 8), "adapted@1.2": (2, 6)}
+    signals = compared(masks_of(boxes), ("source", "adapted"), 2)
+    assert signals["consistency_source"] == pytest.approx((1 + 2 / 3) / 2)
+    assert signals["consistency_adapted"] == pytest.approx(0.5)
+    assert signals["agreement_source_adapted"] == pytest.approx(0.5)
+    assert signals["foreground_source"] == pytest.approx(0.1)
+
+
+def probabilities_of(mask):
+    found = torch.stack([1.0 - mask.float(), mask.float()], dim=1)
+    return found * 0.998 + 0.001
+
+
+def test_a_certain_adapted_mask_is_refused_by_a_whole_guard(make_images, monkeypatch):
+    """Shrunk to 2 %, elsewhere, or half the field: low entropy does not help it."""
+    images = make_images(4, 40, 40)
+    body = torch.zeros(4, 40, 40)
+    body[:, 10:30, 10:30] = 1
+    sure = probabilities_of(body)
+
+    def same(network, batch):
+        return torch.nn.functional.interpolate(sure, batch.shape[-2:], mode="bilinear")
+
+    shrunk, elsewhere, large = torch.zeros(4, 40, 40), torch.zeros(4, 40, 40), torch.zeros(4, 40, 40)
+    shrunk[:, 18:21, 18:21] = 1
+    elsewhere[:, 32:39, 32:39] = 1
+    large[:, 20:, :] = 1
+    guard = Guard(CONFIG, method("source"), method("tesla"))
+    monkeypatch.setattr(guard.method, "probabilities", same)
+    monkeypatch.setattr(guard.source, "probabilities", same)
+    assert guard.judge(images, sure, sure).used == "adapted"
+    for mask in (shrunk, elsewhere, large):
+        verdict = guard.judge(images, sure, probabilities_of(mask))
+        assert verdict.used != "adapted"
+        assert verdict.collapsed
+
+
+def test_the_support_is_that_of_the_mask_that_is_taken(make_images, monkeypatch):
+    """Mask, others and views of the support must be those of the candidate the verdict names."""
+    images = make_images(4, 40, 40)
+    boxes = {"source": (0, 10), "own": (0, 8), "half": (0, 9), "adapted": (0, 30)}
+    views = {"source": (0, 10), "own": (0, 4), "half": (0, 3), "adapted": (0, 12)}
+    named = masks_of(boxes)
+    zoomed = masks_of(views)
+    masks = named | {f"{name}@{zoom}": zoomed[name] for name in NAMES for zoom in ZOOMS}
+    guard = Guard(CONFIG, method("source"), method("tesla"))
+    monkeypatch.setattr(guard, "look", lambda *_: ({}, masks))
+    for name in NAMES:
+        monkeypatch.setattr("tesla_med.engine.guard.judge", lambda *_, name=name: VERDICTS[name])
+        found = guard.judge(images, torch.zeros(4, 2, 40, 40), torch.zeros(4, 2, 40, 40)).signals["support_1"]
+        others = [agreement(named[name], named[other], 2) for other in NAMES if other != name]
+        want = 0.5 * (max(others) + agreement(named[name], zoomed[name], 2))
+        assert found == pytest.approx(want)
 
 
 def test_supports_are_among_the_signals(make_images):
@@ -103,16 +246,6 @@ def test_supports_are_among_the_signals(make_images):
     guard = Guard(CONFIG, source, ours)
     verdict = guard.judge(images, source.predict(images), ours.predict(images))
     assert 0 <= verdict.signals["support_1"] <= 1
-
-
-def test_a_certain_but_blind_source_is_not_trusted():
-    blind = {
-        "entropy_source": 0.001,
-        "foreground_source": 0.0,
-        "agreement_source_adapted": 0.0,
-        "agreement_source_own": 0.0,
-    }
-    assert judge(GOOD | blind, CONFIG).share == 1.0
 
 
 # ------------------------------------------------------------ signals
@@ -125,14 +258,6 @@ def test_agreement_by_hand():
     assert agreement(one, one, 3) == 1.0
     assert agreement(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), 2) == 1.0
     assert agreement(one, torch.zeros_like(one), 3) == 0.0
-
-
-def test_region_entropy_by_hand():
-    probs = torch.tensor([0.5, 1.0]).view(1, 1, 1, 2)
-    probs = torch.cat([probs, 1 - probs], dim=1)
-    assert region_entropy(probs, torch.tensor([[[True, False]]])) == pytest.approx(1.0)
-    assert region_entropy(probs, torch.tensor([[[True, True]]])) == pytest.approx(0.5)
-    assert region_entropy(probs, torch.zeros(1, 1, 2, dtype=torch.bool)) == 0.0
 
 
 def test_shape_of_a_body():
@@ -171,25 +296,23 @@ def test_signals_of_an_unmoved_method(make_images):
     assert signals["agreement_source_adapted"] == 1.0
     assert signals["weights_moved"] == 0.0
     assert signals["statistics_distance"] > 0
-    assert signals["entropy_source"] == signals["entropy_adapted"]
+    assert signals["consistency_source"] == signals["consistency_adapted"]
     assert all(np.isfinite(value) for value in signals.values())
     now = [item for pair in running_statistics(source.model) for item in pair]
     assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
 
 
-def test_a_network_without_norms_can_be_judged(make_images):
-    class Plain(UNet):
-        pass
-
-    model = Plain(1, 2, 4)
-    for child in list(model.modules()):
-        if isinstance(child, torch.nn.Sequential):
-            for index, layer in enumerate(child):
-                if isinstance(layer, torch.nn.BatchNorm2d):
-                    child[index] = torch.nn.GroupNorm(1, layer.num_features)
+@pytest.mark.parametrize("norm", ["instance", "group"])
+def test_a_network_without_batch_norm_can_be_judged(norm, make_images):
+    model = UNet(1, 2, 4, norm).eval()
     assert not norm_layers(model)
     guard = Guard(CONFIG, *(make_source(model) for _ in range(2)))
-    assert guard._normalised is False
+    assert guard.candidates == ("source", "part", "adapted")
+    images = make_images(3, 32, 32)
+    probs = guard.source.predict(images)
+    verdict = guard.judge(images, probs, probs)
+    assert verdict.signals["statistics_distance"] == 0.0
+    assert verdict.signals["agreement_part_adapted"] == 1.0
 
 
 def make_source(model):
@@ -235,18 +358,19 @@ def test_the_partial_network_repeats_its_probabilities(share, make_images):
         assert torch.allclose(probs, ours.predict(images), atol=1e-6)
 
 
-def test_the_source_with_own_statistics_repeats_its_probabilities(make_images):
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_source_with_own_statistics_repeats_its_probabilities(share, make_images):
     ours, images = method("tesla", {"batch_slices": 4, "learning_rate": 0.01}), make_images(4, 32, 32)
     source = method("source")
     predictor = CasePredictor(source, ours, Driver(ours, "N-O", "case"), CONFIG)
     ours.adapt(images)
     before = source.predict(images)
-    verdict = Verdict(0.0, "", statistics=True)
+    verdict = Verdict(0.0, "", statistics=share)
     probs = predictor.guard.probabilities(images, verdict)
     with predictor.deployed(images, verdict) as deployed:
         again = make_method("source", deployed, {}, context()).predict(images)
     assert torch.allclose(probs, again, atol=1e-6)
-    bn = method("bn")
+    bn = method("bn", {"target_share": share})
     bn.adapt(images)
     assert torch.allclose(probs, bn.predict(images), atol=1e-5)
     assert not torch.allclose(probs, before, atol=1e-3)
@@ -270,9 +394,8 @@ def weights_of(ours):
 
 @pytest.mark.parametrize("collapsed", [True, False])
 def test_a_collapsed_case_leaves_no_trace(collapsed, make_images, monkeypatch):
-    change = {"foreground_adapted": 0.0} if collapsed else {"agreement_source_own": 0.99}
-    bad = judge(GOOD | change, CONFIG)
-    predictor = predictor_with([judge(GOOD, CONFIG), bad], monkeypatch)
+    bad = Verdict(0.0, "not this one", collapsed=collapsed)
+    predictor = predictor_with([Verdict(1.0, ""), bad], monkeypatch)
     predictor(make_images(4, 32, 32))
     before = weights_of(predictor.method)
     images = make_images(4, 32, 32) ** 2

@@ -81,7 +81,7 @@ def test_table_has_the_stated_columns_and_blanks(tmp_path):
         rows = list(csv.DictReader(stream))
     header = (
         "case,site,method,protocol,seed,label,dice,dice_source,hd95_mm,assd_mm,nsd,volume_ml,volume_ml_source,"
-        "used,status,share,reason,predicted_dice,predicted_low,predicted_high"
+        "used,status,share,trusted,scaling,reason,predicted_dice,predicted_low,predicted_high"
     )
     assert path.read_text().splitlines()[0] == header
     assert [(row["case"], row["label"], row["status"]) for row in rows] == [

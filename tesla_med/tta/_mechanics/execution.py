@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from tesla_med.models.base import Network, to_model_range
 from tesla_med.models.moments import SourceStatistics
-from tesla_med.models.normalisation import batch_statistics, evenly_spaced, kept_running_statistics
+from tesla_med.models.normalisation import (
+    batch_statistics,
+    blend_running_statistics,
+    copied,
+    evenly_spaced,
+    kept_running_statistics,
+    running_statistics,
+)
 from tesla_med.tta._mechanics.graphs import GraphPool
 
 
@@ -163,15 +170,21 @@ class Execution:
         return torch.cat(parts).to(images.device)
 
     @contextmanager
-    def own_statistics(self, network: nn.Module, images: Tensor, limit: int) -> Iterator[None]:
+    def own_statistics(
+        self, network: nn.Module, images: Tensor, limit: int, share: float = 1.0
+    ) -> Iterator[None]:
         """Normalise by the statistics of a case's own slices inside the block; the old ones come back.
 
         Args:
             network: the network whose running statistics are replaced.
             images: (N, C, H, W) slices of the case, in [0, 1].
             limit: the largest number of slices, evenly spaced, from which statistics are taken.
+            share: of the case's statistics; the rest is the old ones', in [0, 1].
         """
+        before = copied(running_statistics(network)) if share < 1.0 else []
         with kept_running_statistics(network), torch.no_grad():
             with batch_statistics(network, momentum=1.0):
                 self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
+            if share < 1.0:
+                blend_running_statistics(network, before, share)
             yield

@@ -83,3 +83,18 @@ def clip_each(model: nn.Module, limit: float) -> None:
     norms = torch.stack(torch._foreach_norm(gradients))
     factors = (limit / (norms + 1e-6)).clamp_max(1.0)
     torch._foreach_mul_(gradients, list(factors.unbind()))
+
+
+@torch.no_grad()
+def relative_size(weight: nn.Parameter) -> float:
+    """Return the root mean square of a weight tensor over that of PyTorch's initial weights.
+
+    PyTorch draws the weights of convolutions and linear layers uniformly, with a variance of one third of
+    the reciprocal of the fan-in. A long training with Adam multiplies them, and behind a norm layer only
+    their direction counts: a step of the same size then changes less. Biases and norm layers give 1.
+    """
+    if weight.dim() < 2:
+        return 1.0
+    fan_in = weight[0].numel()
+    size = float(weight.square().mean().sqrt()) * (3.0 * fan_in) ** 0.5
+    return size if size > 0 else 1.0
