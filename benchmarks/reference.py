@@ -110,11 +110,12 @@ def run_site(
 ) -> Iterator[tuple[dict[str, Any], torch.Tensor, float]]:
     """Yield figures, the probabilities at the model's grid and the temperature for them, case by case."""
     driver = Driver(method, protocol, pipeline.reset_for(protocol))
-    predictor = Predictor(source, method, driver, pipeline.guard, recalibrate=pipeline.recalibrate)
+    options = {"recalibrate": pipeline.recalibrate, "scaling": pipeline.scaling}
+    predictor = Predictor(source, method, driver, pipeline.guard, **options)
     if not driver.case_by_case:
-        driver.adapt_to_site(SiteImages(reader.refs, reader))
+        driver.adapt_to_site(SiteImages(reader.refs, reader, predictor.scaled))
     for ref in reader.refs:
-        unit = reader(ref)
+        unit = predictor.scaled(reader(ref))
         outcome = predictor(unit.images)
         verdict, classes = outcome.verdict, outcome.probs.shape[1]
         probs = outcome.probs
@@ -131,6 +132,7 @@ def run_site(
                 "used": verdict.used,
                 "share": verdict.share,
                 "reason": verdict.reason,
+                "scaling": unit.scaling.name if unit.scaling is not None else "",
                 "signals": verdict.signals,
                 "dice_256": mean_dice(truth, mask, classes),
                 "dice_source_256": mean_dice(truth, raw, classes),

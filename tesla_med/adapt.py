@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
@@ -150,7 +149,9 @@ class _Run:
     def _work(self, todo: Sequence[Ref]) -> None:
         task, ledger, stage = self.task, self.ledger, f"{self.task.item}s"
         if not self.driver.case_by_case and not ledger.whole:
-            images = SiteImages(self.plan.refs, task.load, joined=task.joins, count=task.ahead)
+            images = SiteImages(
+                self.plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead
+            )
             self.driver.adapt_to_site(images, self.progress, start=ledger.passes, on_pass=self._pass_done)
         self.progress(stage, ledger.items_done, total := len(self.plan.items.names))
         for loaded in read_ahead(todo, task.load, task.ahead):
@@ -169,9 +170,10 @@ class _Run:
         try:
             if isinstance(loaded, Failure):
                 raise loaded.error
+            loaded = self.predict.scaled(loaded)
             outcome = None if loaded.images is None else self.predict(loaded.images)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
-                self._save(self.folder.checkpoint(ref.name), ref.name, loaded.images, outcome.verdict)
+                self._save(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
             finished = self.task.finish(self.folder, loaded, outcome)
             records = self.task.score(loaded, finished)
             view = self.task.view(loaded, finished)
@@ -192,15 +194,16 @@ class _Run:
         self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=moving)
         self.reports.unit(records, view)
 
-    def _save(self, path: Path, name: str, images: Any = None, verdict: Verdict | None = None) -> None:
+    def _save(self, path: Path, name: str, unit: Unit | None = None, verdict: Verdict | None = None) -> None:
         """Save the network that made the results, of one unit or as it is now."""
+        images = None if unit is None else unit.images
         method, predict = self.method, self.method.deployed_params(images)
         if predict and not self.task.joins:  # a batch's own statistics: batches must be as large
             predict["batch_slices"] = method.params.batch_slices
         seen = list(self.ledger.records) if images is None else [name]
         share = 1.0 if verdict is None else verdict.share
         with self.predict.deployed(images, verdict) as network:
-            chain = self.plan.chain(self.folder)
+            chain = self.plan.chain(self.folder, unit)
             chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
 
     def _finish(self) -> SiteResult:

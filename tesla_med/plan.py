@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.config.resolve import other_sites, resolve
-from tesla_med.errors import CheckpointError, ConfigError
+from tesla_med.errors import ConfigError
 from tesla_med.io.files import sha256
 from tesla_med.registry import unknown_name
-from tesla_med.reports.base import REPORTS, RunContext
+from tesla_med.reports.base import RunContext, reports_of
 from tesla_med.tasks.base import Task, task_of
-from tesla_med.types import Items, Ref
+from tesla_med.types import Items, Ref, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -185,11 +185,14 @@ class Plan:
         method = source if self.method == "source" else self.make_method(self.method)
         noun = "slice" if task.joins else task.item
         driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
-        guard, again = self.pipeline.guard, self.pipeline.recalibrate
-        return Predictor(source, method, driver, guard, recalibrate=again, remember=not task.joins)
+        pipeline, options = (
+            self.pipeline,
+            {"remember": not task.joins, "recalibrate": self.pipeline.recalibrate},
+        )
+        return Predictor(source, method, driver, pipeline.guard, scaling=pipeline.scaling, **options)
 
-    def chain(self, folder: RunFolder) -> Chain:
-        """Return where adapted weights go."""
+    def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
+        """Return where adapted weights go, those of one unit or of all."""
         from tesla_med.runs.weights import Chain
 
         about = {
@@ -198,7 +201,8 @@ class Plan:
             "protocol": self.protocol,
             "seed": self.seed,
         }
-        return Chain(folder, self.pipeline, self.card, self.weights_sha256, about, self.task.links)
+        pipeline = self.pipeline if unit is None else self.task.as_scaled(unit)
+        return Chain(folder, pipeline, self.card, self.weights_sha256, about, self.task.links)
 
     def ledger(self, folder: RunFolder, *, independent: bool) -> Ledger:
         """Return the ledger of the run; ``independent``: units do not depend on each other."""
@@ -294,7 +298,7 @@ def resolve_request(request: RunRequest) -> Resolved:
         "reset-case": request.reset == "case",
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
-    _reports(task)
+    reports_of(task, pipeline.reports)
     others = other_sites(site) if request.site is not None else []
     return Resolved(site, pipeline, task, task.find(Path(request.volumes), others))
 
@@ -307,7 +311,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         CheckpointError: weights or statistics are missing, unreadable, or of another task.
     """
     from tesla_med.models.base import default_device
-    from tesla_med.models.loading import load_model
+    from tesla_med.models.loading import load_model, weights_path
     from tesla_med.models.statistics import statistics_for
     from tesla_med.tta.base import choose_protocol
 
@@ -315,7 +319,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     site, given = resolved.site, resolved.pipeline
     method = request.method or given.method
     protocol = choose_protocol(method, request.protocol, given.protocol)
-    path = _weights_path(request.weights, site)
+    path = weights_path(request.weights, site)
     loaded = load_model(path, given, request.texts)
     for text in loaded.warnings:
         log.warning("%s", text)
@@ -340,30 +344,6 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         device=device,
         out=default_out if request.out is None else Path(request.out),
         notes=(*task.notes(), *loaded.warnings),
-        reports=_reports(task),
+        reports=reports_of(task, task.pipeline.reports),
         statistics=statistics_for(protocol, path, digest, loaded.pipeline, request.statistics),
     )
-
-
-def _reports(task: Task) -> tuple[str, ...]:
-    """Return the names of the reports of a run, those that belong to its output first.
-
-    Raises:
-        ConfigError: an unknown report, or one that is not for this task.
-    """
-    names = task.reports if task.pipeline.reports is None else task.pipeline.reports
-    chosen = tuple(dict.fromkeys((*task.always, *names)))
-    for name in chosen:
-        if not REPORTS.get(name).reads(task.result):
-            raise ConfigError(f"report {name!r} is not for {task.item}s; leave it out of 'reports'")
-    return chosen
-
-
-def _weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
-    if weights is not None:
-        return Path(weights)
-    if site.weights is None:
-        raise CheckpointError(
-            f"no weights: give --weights FILE, or 'weights' in the configuration of site {site.id!r}"
-        )
-    return Path(site.weights)

@@ -118,6 +118,21 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """The scaling of the intensities of one unit to [0, 1] that was chosen.
+
+    Attributes:
+        name: which; "" for that of the training.
+        reason: why it is not that of the training, in words.
+        signals: what the decision was made from, by name.
+    """
+
+    name: str
+    reason: str
+    signals: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Unit:
     """What goes through a network together: the slices of one case, or a batch of tiles.
 
@@ -128,6 +143,8 @@ class Unit:
         sha256: of the input, where it is one file.
         notes: remarks of reading and preparing.
         failed: item -> reason of those that could not be read.
+        scalings: the same images in other scalings, by their names.
+        scaling: what was chosen among them, where there was a choice.
     """
 
     ref: Ref
@@ -136,6 +153,8 @@ class Unit:
     sha256: str = ""
     notes: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
+    scalings: Mapping[str, Tensor] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tesla_med.training.measure import compute_statistics
 
 SMALL = (
     *("preprocessing.size=[32,32]", "model.params.width=4", "report.max_cases_with_overlays=1"),
+    "scaling.candidates=[]",
     *("guard.enabled=false", "keep_largest=false"),  # their own tests switch them on
 )
 FEW = (

@@ -152,6 +152,14 @@ class Intensity(Section):
     scaling: Literal["minmax", "percentile"] = "minmax"
     lower: float = Field(0.5, ge=0, le=100)
     upper: float = Field(99.5, ge=0, le=100)
+    bias_correction: bool = Field(
+        False, description="first divide every slice by its receive field, itself after strong blurring"
+    )
+
+    def __str__(self) -> str:
+        """Return the scaling in words."""
+        text = "min-max" if self.scaling == "minmax" else f"percentiles {self.lower:g} to {self.upper:g}"
+        return text + (", receive field divided out" if self.bias_correction else "")
 
     @model_validator(mode="after")
     def _ordered(self) -> Intensity:
@@ -192,6 +200,32 @@ class Preprocessing(Section):
         if value is not None and any(step < 0 for step in value):
             raise ValueError("voxel sizes must be 0 (keep) or positive")
         return value
+
+
+class ScalingChoice(Section):
+    """Choice of each volume's scaling to [0, 1], without labels, before any method sees the volume."""
+
+    candidates: tuple[Intensity, ...] = Field(
+        (), description="scalings beside the one that the network was trained with; none: that one is taken"
+    )
+    shifted: float = Field(
+        0.1,
+        ge=0,
+        description="distance of the volume's normalisation statistics from the network's above which "
+        "another scaling than that of the training is considered",
+    )
+    gain: float = Field(
+        0.5, ge=0, le=1, description="share of this distance below which that of another scaling must be"
+    )
+    unsteady: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="for networks without batch norm: Dice of the mask with that of the zoomed slices below "
+        "which another scaling is considered",
+    )
+    steadier: float = Field(0.25, ge=0, le=1, description="by how much that Dice must be higher with it")
+    slices: int = Field(16, ge=1, description="the most slices that are looked at, evenly spaced")
 
 
 class ModelConfig(Section):
@@ -283,6 +317,7 @@ class PipelineConfig(Section):
     classes: tuple[LabelClass, ...] = Field(min_length=2)
     channels: int = Field(1, ge=1)
     preprocessing: Preprocessing = Preprocessing()
+    scaling: ScalingChoice = ScalingChoice()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     method: str = "tesla"

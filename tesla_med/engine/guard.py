@@ -107,15 +107,8 @@ class Guard:
                     probs = self.method.probabilities(network, images)
                 masks[name] = probs.argmax(1)
                 for zoom in ZOOMS:
-                    masks[f"{name}@{zoom}"] = self._zoomed(network, images, zoom)
+                    masks[f"{name}@{zoom}"] = zoomed_mask(self.method, network, images, zoom)
         return signals | compared(masks, self.candidates, source.shape[1]), masks
-
-    def _zoomed(self, network: Network, images: Tensor, zoom: float) -> Tensor:
-        """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
-        size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
-        changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
-        found = self.method.probabilities(network, changed.clamp_(0.0, 1.0))
-        return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
 
     def _moved(self) -> float:
         """Return the distance of the adapted weights from the source's, relative to their norm."""
@@ -147,6 +140,14 @@ class Guard:
                 step = nullcontext() if whole else between(network, self.source.model, verdict.share)
                 with step:
                     yield network
+
+
+def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
+    """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
+    size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
+    changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
+    found = method.probabilities(network, changed.clamp_(0.0, 1.0))
+    return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
 
 
 def candidate_of(verdict: Verdict) -> str:

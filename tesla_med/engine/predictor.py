@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from tesla_med.config.models import GuardConfig
+from tesla_med.config.models import GuardConfig, ScalingChoice
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
+from tesla_med.engine.scaling import Chooser
 from tesla_med.models.base import Network
 from tesla_med.tta.base import TTAMethod
-from tesla_med.types import Verdict
+from tesla_med.types import Unit, Verdict
 
 NOT_FINITE = "adaptation gave values that are not finite; source result kept"
 
@@ -42,6 +43,7 @@ class Predictor:
         driver: feeds it.
         config: of the guard.
         recalibrate: choose a temperature for the adapted probabilities without labels.
+        scaling: how the scaling of each unit is chosen; None: it is that of the training.
         remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
 
@@ -54,14 +56,25 @@ class Predictor:
         *,
         recalibrate: bool = False,
         remember: bool = False,
+        scaling: ScalingChoice | None = None,
     ) -> None:
         self.source = source
+        self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
         self.remember = remember
         self._limit: int | None = None
         self.recalibrate = recalibrate
         self.method = method
         self.driver = driver
         self.guard = Guard(config, source, method) if config.enabled and method.adapts else None
+
+    def scaled(self, unit: Unit) -> Unit:
+        """Return the unit in the scaling that is chosen for it."""
+        if self._choose is None or unit.images is None:
+            return unit
+        for attempt in attempts((self.source,), lambda: None, unit.images.shape[0], noun=self.driver.noun):
+            with attempt:
+                return self._choose(unit)
+        raise AssertionError("the last attempt raises")  # for the type checker
 
     def __call__(self, images: Tensor) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config.models import PipelineConfig, Preprocessing, Section
+from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import ModelCard, load_state, read_card, read_state
@@ -44,9 +44,26 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     else:
         _check_classes(card, pipeline, path)
         resolved, warnings = _follow_card(card, pipeline, overrides)
+    if any(text.startswith("preprocessing.intensity") for text in overrides):
+        resolved = resolved.model_copy(update={"scaling": ScalingChoice()})  # it is named, so not chosen
     model = build_model(resolved)
     load_state(model, state, path)
     return LoadedModel(model, resolved, card, warnings)
+
+
+def weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
+    """Return the path of the weights of a run: those given, else those of the site.
+
+    Raises:
+        CheckpointError: neither is there.
+    """
+    if weights is not None:
+        return Path(weights)
+    if site.weights is None:
+        raise CheckpointError(
+            f"no weights: give --weights FILE, or 'weights' in the configuration of site {site.id!r}"
+        )
+    return Path(site.weights)
 
 
 def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> None:

@@ -67,6 +67,7 @@ class SiteImages:
     Args:
         refs: the units in order.
         load: reads and prepares one.
+        change: what is done to every unit after it was read, one at a time.
         joined: whether a batch may hold images of several units.
         limit: bytes of prepared images kept between passes.
         count: units read ahead.
@@ -76,11 +77,13 @@ class SiteImages:
         self,
         refs: Sequence[Ref],
         load: Callable[[Ref], Unit],
+        change: Callable[[Unit], Unit] = lambda unit: unit,
         *,
         joined: bool = True,
         limit: int = SLICE_CACHE_BYTES,
         count: int = 1,
     ) -> None:
+        self._change = change
         self.refs = tuple(refs)
         self.joined = joined
         self._load = load
@@ -106,7 +109,7 @@ class SiteImages:
         if isinstance(loaded, Failure):
             self.failures[loaded.ref.name] = loaded
             return None
-        images = loaded.images
+        images = self._change(loaded).images
         if images is None:
             return None
         size = images.numel() * images.element_size()

@@ -7,6 +7,7 @@ inverse, on probabilities; labels are drawn from them afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,15 @@ class Preprocessor:
         self.region = region
         self.num_classes = num_classes
 
+    def scaled(self, candidates: Iterable[Intensity]) -> dict[str, Preprocessor]:
+        """Return the same with other scalings than its own, by their names."""
+        own = self.preprocessing
+        return {
+            str(item): Preprocessor(own.model_copy(update={"intensity": item}), self.region, self.num_classes)
+            for item in candidates
+            if item != own.intensity
+        }
+
     def __call__(
         self, volume: Volume, region_mask: BoolArray | None = None, labels: IntArray | None = None
     ) -> PreparedCase:
@@ -118,7 +128,7 @@ class Preprocessor:
 
         data = self._tensors(volume, region_mask, labels)
         notes: list[str] = []
-        first = [self._orient(data), self._scale(volume, notes)]
+        first = [self._orient(data), *self._scale(volume, notes)]
         data = Compose(first)(data)
         self._note_spacing(volume, notes)
         second = [*self._crop(data, volume), *self._resample(data)]
@@ -160,23 +170,29 @@ class Preprocessor:
             keys=_KEYS, axcodes=self.preprocessing.orientation, labels=axes, allow_missing_keys=True
         )
 
-    def _scale(self, volume: Volume, notes: list[str]) -> Any:
-        """Return the scaling to [0, 1]; each channel has a range of its own."""
+    def _scale(self, volume: Volume, notes: list[str]) -> list[Any]:
+        """Return the steps of the scaling to [0, 1]; each channel has a range of its own."""
         from monai.transforms import ScaleIntensityd, ScaleIntensityRanged, ScaleIntensityRangePercentilesd
 
+        from tesla_med.prepare.bias import BiasCorrection
+
         intensity: Intensity = self.preprocessing.intensity
-        if len(volume.array) > 1:
+        corrected = intensity.bias_correction
+        steps = [BiasCorrection()] if corrected else []
+        if len(volume.array) > 1 or corrected:
             if intensity.scaling == "percentile":
-                return ScaleIntensityRangePercentilesd(
-                    "image", intensity.lower, intensity.upper, 0.0, 1.0, clip=True, channel_wise=True
-                )
-            return ScaleIntensityd("image", minv=0.0, maxv=1.0, channel_wise=True)
+                bounds = intensity.lower, intensity.upper
+                return [
+                    *steps,
+                    ScaleIntensityRangePercentilesd("image", *bounds, 0.0, 1.0, clip=True, channel_wise=True),
+                ]
+            return [*steps, ScaleIntensityd("image", minv=0.0, maxv=1.0, channel_wise=True)]
         if intensity.scaling == "percentile":
             low, high = np.percentile(volume.array, (intensity.lower, intensity.upper))
             if high > low:
-                return ScaleIntensityRanged("image", low, high, b_min=0.0, b_max=1.0, clip=True)
+                return [ScaleIntensityRanged("image", low, high, b_min=0.0, b_max=1.0, clip=True)]
             notes.append("the intensity percentiles coincide; scaled by smallest and largest value instead")
-        return ScaleIntensityd("image", minv=0.0, maxv=1.0)
+        return [ScaleIntensityd("image", minv=0.0, maxv=1.0)]
 
     def _note_spacing(self, volume: Volume, notes: list[str]) -> None:
         uses_mm = self.region.kind != "whole" or self.preprocessing.spacing is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.errors import ConfigError
 from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
 from tesla_med.types import CaseView, Progress
@@ -193,3 +194,20 @@ def make_reports(names: Sequence[str], run: RunContext) -> list[Report]:
     for report in reports:
         report.start(run)
     return reports
+
+
+def reports_of(task: Any, names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the reports of a run, those that belong to its output first.
+
+    Args:
+        task: says which reports there are by default and always, and of what.
+        names: of the reports asked for; None: those of the task.
+
+    Raises:
+        ConfigError: an unknown report, or one that is not for this task.
+    """
+    chosen = tuple(dict.fromkeys((*task.always, *(task.reports if names is None else names))))
+    for name in chosen:
+        if not REPORTS.get(name).reads(task.result):
+            raise ConfigError(f"report {name!r} is not for {task.item}s; leave it out of 'reports'")
+    return chosen

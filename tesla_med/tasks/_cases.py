@@ -21,11 +21,36 @@ from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
 from tesla_med.scoring.calibration import CalibrationCounts
 from tesla_med.scoring.score import class_indices, incomplete
-from tesla_med.types import Case, Check
+from tesla_med.types import Case, Check, Status, Verdict
 
 READERS = 16
 """Cases read at once while calibration is counted, at most."""
 log = logging.getLogger(__name__)
+
+
+def notes_on(site: SiteConfig) -> tuple[str, ...]:
+    """Return where region and slices of a site's cases come from, and what a nominal voxel size means."""
+    notes, region = [], site.region
+    if region.kind == "mask":
+        what = "region of interest" + (" and slices come" if region.slices == "mask" else " comes")
+        notes.append(f"The {what} from a reference mask ({region.pattern}): not available in practice.")
+    if site.spacing == "nominal":
+        notes.append("The voxel size of this site is nominal: figures in mm and ml are left out.")
+    return tuple(notes)
+
+
+def status_of(verdict: Verdict, problem: str, blank: bool, found: bool) -> Status:
+    """Return the status of a case.
+
+    Args:
+        verdict: of the guard.
+        problem: why it could not be scored, if so.
+        blank: its image is constant.
+        found: its mask has foreground.
+    """
+    if problem or blank or verdict.collapsed:
+        return "unscored" if problem else "blank" if blank else "collapsed"
+    return "ok" if found else "empty"
 
 
 def count_runs(

@@ -144,6 +144,10 @@ class Task(ABC):
 
     # ------------------------------------------------------------ what has a default
 
+    def as_scaled(self, unit: Unit) -> PipelineConfig:
+        """Return the pipeline with the scaling of intensities that was chosen for a unit."""
+        return self.pipeline
+
     def overview(self, items: Items) -> dict[str, Any]:
         """Return what a preview says of the items as a whole, as plain values."""
         return {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tesla_med.config.models import SiteConfig
+from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.io.cases import find_cases
 from tesla_med.io.files import atomic_path, sha256_of, write_together
@@ -82,6 +82,7 @@ class Volumes(Task):
         """Get the transforms ready."""
         classes = len(self.pipeline.classes)
         self.preprocessor = Preprocessor(self.pipeline.preprocessing, self.site.region, classes)
+        self._scalings = self.preprocessor.scaled(self.pipeline.scaling.candidates)
 
     # ------------------------------------------------------------ from files to slices
 
@@ -112,13 +113,22 @@ class Volumes(Task):
         for text in differences(seen, self.trained):
             volume.notes.append(text)
             log.warning("%s: %s", case.name, text)
-        prepared = None
+        prepared, scalings = None, {}
         if not volume.blank:
             needed = self.site.region.kind == "mask" and case.region_mask is not None
-            prepared = self.preprocessor(volume, read_region_mask(case, volume) if needed else None)
+            region = read_region_mask(case, volume) if needed else None
+            prepared = self.preprocessor(volume, region)
+            scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
         notes = tuple(dict.fromkeys([*volume.notes, *(prepared.notes if prepared is not None else [])]))
         images = None if prepared is None else prepared.images
-        return Unit(ref, images, Loaded(case, volume, prepared), digest, notes)
+        return Unit(ref, images, Loaded(case, volume, prepared), digest, notes, scalings=scalings)
+
+    def as_scaled(self, unit: Unit) -> PipelineConfig:
+        """Return the pipeline with the scaling that was chosen for a unit."""
+        if unit.scaling is None or not unit.scaling.name:
+            return self.pipeline
+        taken = self._scalings[unit.scaling.name].preprocessing
+        return self.pipeline.model_copy(update={"preprocessing": taken})
 
     def check(self, ref: Ref) -> Check:
         """Read image, region mask and reference of a case, and say what fits and what does not."""
@@ -182,6 +192,7 @@ class Volumes(Task):
     def score(self, unit: Unit, finished: Masks) -> list[CaseResult]:
         """Compare the masks with the case's reference, if it has one."""
         from tesla_med.engine.quality import with_estimates
+        from tesla_med.tasks._cases import status_of
 
         loaded: Loaded = unit.content
         source, adapted, verdict = finished.source, finished.adapted, finished.verdict
@@ -193,17 +204,20 @@ class Volumes(Task):
         result = CaseResult(
             case=loaded.case.name,
             site=self.site.id,
-            status=_status(loaded, adapted, verdict, scored.problem),
+            status=status_of(verdict, scored.problem, loaded.prepared is None, bool(adapted.mask.any())),
             used=verdict.used,
             share=verdict.share,
             trusted=verdict.trusted,
+            scaling=""
+            if unit.scaling is None
+            else unit.scaling.name or str(self.pipeline.preprocessing.intensity),
             reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
             slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
             input_sha256=unit.sha256,
             entropy_source=entropies[0],
             entropy=entropies[1],
-            signals=verdict.signals,
-            notes=unit.notes,
+            signals=verdict.signals | (dict(unit.scaling.signals) if unit.scaling is not None else {}),
+            notes=(*unit.notes, *((unit.scaling.reason,) if unit.scaling and unit.scaling.reason else ())),
             scores=with_estimates(scored.scores, verdict.signals, self.pipeline.quality),
             calibration=scored.calibration,
         )
@@ -254,13 +268,9 @@ class Volumes(Task):
 
     def notes(self) -> tuple[str, ...]:
         """Return where region and slices come from, and what a nominal voxel size means."""
-        notes, region = [], self.site.region
-        if region.kind == "mask":
-            what = "region of interest" + (" and slices come" if region.slices == "mask" else " comes")
-            notes.append(f"The {what} from a reference mask ({region.pattern}): not available in practice.")
-        if self.site.spacing == "nominal":
-            notes.append("The voxel size of this site is nominal: figures in mm and ml are left out.")
-        return tuple(notes)
+        from tesla_med.tasks._cases import notes_on
+
+        return notes_on(self.site)
 
     def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
         """Yield the counts of every labelled case, over one region for all runs; a few threads read."""
@@ -284,13 +294,3 @@ class Volumes(Task):
         from tesla_med.tasks.labelled_slices import load_labelled
 
         return load_labelled(self.pipeline, sites, volumes, progress)
-
-
-def _status(loaded: Loaded, adapted: Prediction, verdict: Verdict, problem: str) -> str:
-    if problem:
-        return "unscored"
-    if loaded.prepared is None:
-        return "blank"
-    if verdict.collapsed:
-        return "collapsed"
-    return "ok" if (adapted.mask > 0).any() else "empty"
