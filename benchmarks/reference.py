@@ -278,8 +278,10 @@ def measure_cell(
             "seconds": time.perf_counter() - start,
             "dice_256": float(np.mean([item["dice_256"] for item in scores])),
             "dice_native": float(np.mean([item["dice_native"] for item in scores])),
-            "worst_harm_points": max(0.0, *(item["dice_source_256"] - item["dice_256"] for item in scores)),
-            "harmed": sum(item["dice_source_256"] - item["dice_256"] > 1 for item in scores),
+            "worst_harm_points": max(
+                0.0, *(item["dice_source_as_written_256"] - item["dice_256"] for item in scores)
+            ),
+            "harmed": sum(item["dice_source_as_written_256"] - item["dice_256"] > 1 for item in scores),
             "volumes": scores,
         }
         rows.append(row)
@@ -331,7 +333,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def harmed(rows: list[dict[str, Any]]) -> list[str]:
     """Return the volumes that lost more than half a point against the source model, worst first."""
     found = [
-        (volume["dice_source_256"] - volume["dice_256"], row, volume)
+        (volume["dice_source_as_written_256"] - volume["dice_256"], row, volume)
         for row in rows
         if row["recipe"] not in ("source", "bn")
         for volume in row["volumes"]

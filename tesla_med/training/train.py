@@ -181,7 +181,7 @@ def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
         raise OutputError("give either resume or overwrite, not both")
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out}: expected a folder, found a file; choose another output folder")
-    used = out.is_dir() and any(item.name != LOCK_NAME for item in out.iterdir())
+    used = out.is_dir() and any(item.name not in (LOCK_NAME, "tensorboard") for item in out.iterdir())
     known = used and any((out / name).exists() for name in OWN_FILES)
     if used and not known:
         raise OutputError(

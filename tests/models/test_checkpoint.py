@@ -8,8 +8,10 @@ import pickle
 import pytest
 import torch
 
+from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError, OutputError
+from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import load_state, make_card, read_card, read_state, save_checkpoint
 from tesla_med.models.unet import UNet
 
@@ -50,6 +52,18 @@ def test_round_trip(saved):
     load_state(other, read_state(path), path)
     check_same(network, other.state_dict())
     assert sorted(item.name for item in path.parent.iterdir()) == ["weights.json", "weights.safetensors"]
+
+
+def test_a_network_with_a_tensor_under_two_names_is_saved(tmp_path):
+    blocks = {"kernel_size": [3, 3], "strides": [1, 2], "upsample_kernel_size": [2], "filters": [4, 8]}
+    changes = ("model.name=monai", f"model.params={{class_name: DynUNet, divisor: 4, arguments: {blocks}}}")
+    pipeline = load_pipeline("prostate", changes)
+    model, path = build_model(pipeline), tmp_path / "dyn.safetensors"
+    save_checkpoint(path, model, make_card(pipeline))
+    other = build_model(pipeline)
+    load_state(other, read_state(path), path)
+    images = torch.rand(1, 1, 16, 16)
+    assert torch.equal(model.eval()(images), other.eval()(images))
 
 
 def test_the_card(saved):
