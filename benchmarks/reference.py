@@ -111,6 +111,7 @@ def run_site(
     """Yield figures, the probabilities at the model's grid and the temperature for them, case by case."""
     driver = Driver(method, protocol, pipeline.reset_for(protocol))
     options = {"recalibrate": pipeline.recalibrate, "scaling": pipeline.scaling}
+    options["largest"] = pipeline.keep_largest
     predictor = Predictor(source, method, driver, pipeline.guard, **options)
     if not driver.case_by_case:
         driver.adapt_to_site(SiteImages(reader.refs, reader, predictor.scaled))

@@ -240,7 +240,8 @@ def volumes_of(
 
     source, ours = method("source", pipeline), method("tesla", pipeline)
     theirs = method("tesla", released)
-    predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, scaling=pipeline.scaling)
+    options = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest}
+    predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, **options)
     predictor.watch()
     other = Driver(theirs, "N-O", "case")
     for ref in reader.refs:

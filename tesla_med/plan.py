@@ -185,11 +185,9 @@ class Plan:
         method = source if self.method == "source" else self.make_method(self.method)
         noun = "slice" if task.joins else task.item
         driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
-        pipeline, options = (
-            self.pipeline,
-            {"remember": not task.joins, "recalibrate": self.pipeline.recalibrate},
-        )
-        return Predictor(source, method, driver, pipeline.guard, scaling=pipeline.scaling, **options)
+        of, options = self.pipeline, {"remember": not task.joins, "largest": self.pipeline.keep_largest}
+        options |= {"recalibrate": of.recalibrate}
+        return Predictor(source, method, driver, of.guard, scaling=of.scaling, **options)
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""

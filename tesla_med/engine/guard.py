@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med.config.models import GuardConfig
+from tesla_med.engine.postprocess import largest_of
 from tesla_med.engine.quality import SUPPORT, class_agreement, support
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
@@ -54,10 +55,14 @@ class Guard:
         config: thresholds.
         source: the ``source`` method.
         method: the method that adapts.
+        largest: whether masks will keep their largest component only; they are judged as they will be.
     """
 
-    def __init__(self, config: GuardConfig, source: TTAMethod, method: TTAMethod) -> None:
+    def __init__(
+        self, config: GuardConfig, source: TTAMethod, method: TTAMethod, *, largest: bool = False
+    ) -> None:
         self.config = config
+        self.largest = largest
         self.source = source
         self.method = method
         between = ("own", "half") if norm_layers(source.model) else ("part",)
@@ -108,6 +113,13 @@ class Guard:
                 masks[name] = probs.argmax(1)
                 for zoom in ZOOMS:
                     masks[f"{name}@{zoom}"] = zoomed_mask(self.method, network, images, zoom)
+        signals |= {
+            f"{key}_{name}": value
+            for name in ("source", "adapted")
+            for key, value in stack_shape(masks[name] > 0).items()
+        }
+        if self.largest:
+            masks = {name: largest_of(mask) for name, mask in masks.items()}
         return signals | compared(masks, self.candidates, source.shape[1]), masks
 
     def _moved(self) -> float:
@@ -169,8 +181,6 @@ def compared(masks: Mapping[str, Tensor], names: tuple[str, ...], classes: int) 
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
             result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
-    for name in ("source", "adapted"):
-        result |= {f"{key}_{name}": value for key, value in stack_shape(masks[name] > 0).items()}
     return result
 
 

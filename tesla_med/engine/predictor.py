@@ -44,6 +44,7 @@ class Predictor:
         config: of the guard.
         recalibrate: choose a temperature for the adapted probabilities without labels.
         scaling: how the scaling of each unit is chosen; None: it is that of the training.
+        largest: whether masks keep their largest component only.
         remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
 
@@ -57,6 +58,7 @@ class Predictor:
         recalibrate: bool = False,
         remember: bool = False,
         scaling: ScalingChoice | None = None,
+        largest: bool = False,
     ) -> None:
         self.source = source
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
@@ -65,7 +67,8 @@ class Predictor:
         self.recalibrate = recalibrate
         self.method = method
         self.driver = driver
-        self.guard = Guard(config, source, method) if config.enabled and method.adapts else None
+        judged = config.enabled and method.adapts
+        self.guard = Guard(config, source, method, largest=largest) if judged else None
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""

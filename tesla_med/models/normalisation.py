@@ -6,8 +6,9 @@ changes either goes through this module, so that the state of a method is easy t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,56 @@ def batch_statistics(model: nn.Module, *, momentum: float | None) -> Iterator[No
             layer.momentum = old
 
 
-def running_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+Statistics = list[tuple[Tensor, Tensor]]
+"""Mean and variance of each batch norm, in module order."""
+
+
+@contextmanager
+def mixed_with(model: nn.Module, rest: Statistics, share: float) -> Iterator[None]:
+    """Mix the statistics of each batch with others, where a batch norm uses those of the batch.
+
+    Features are normalised by ``share`` times the mean and variance of the batch plus 1 - ``share`` times
+    those of ``rest`` (You et al., Test-time batch statistics calibration for covariate shift, 2021).
+    Gradients take the statistics of the batch as batch norm does, and the mixture as given.
+
+    Args:
+        model: the network.
+        rest: one pair a batch norm.
+        share: of the batch, in [0, 1].
+    """
+
+    def mixing(mean_rest: Tensor, variance_rest: Tensor) -> Callable[..., Tensor]:
+        def mix(layer: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            if not layer.training:
+                return output
+            axes = [0, *range(2, inputs[0].dim())]
+            with torch.no_grad():
+                variance, mean = torch.var_mean(inputs[0].float(), dim=axes, correction=0)
+                if len(inputs) > 1 and inputs[1] is not None:  # the bias that the norm adds by itself
+                    mean = mean + inputs[1]
+                root = (share * variance + (1.0 - share) * variance_rest + layer.eps).sqrt()
+                scale = (variance + layer.eps).sqrt() / root
+                offset = (1.0 - share) * (mean - mean_rest) / root
+            shift = offset
+            if layer.affine:
+                shift = layer.weight * offset + layer.bias * (1.0 - scale)
+            shape = (1, -1, *[1] * (output.dim() - 2))
+            mixed: Tensor = output * scale.to(output).view(shape) + shift.to(output).view(shape)
+            return mixed
+
+        return mix
+
+    layers = norm_layers(model)
+    pairs = zip(layers, rest, strict=True)
+    handles = [layer.register_forward_hook(mixing(mean, variance)) for layer, (mean, variance) in pairs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def running_statistics(model: nn.Module) -> Statistics:
     """Return the mean and variance of each batch norm; they are its live buffers."""
     return [
         (layer.running_mean, layer.running_var)
@@ -45,13 +95,13 @@ def running_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def copied(statistics: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def copied(statistics: Statistics) -> Statistics:
     """Return a copy of pairs of mean and variance."""
     return [(mean.detach().clone(), variance.detach().clone()) for mean, variance in statistics]
 
 
 @torch.no_grad()
-def blend_running_statistics(model: nn.Module, source: list[tuple[Tensor, Tensor]], share: float) -> None:
+def blend_running_statistics(model: nn.Module, source: Statistics, share: float) -> None:
     """Set the running statistics to ``share`` times their values plus 1 - ``share`` times ``source``."""
     for (mean, variance), (mean_source, variance_source) in zip(
         running_statistics(model), source, strict=True

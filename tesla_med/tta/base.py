@@ -21,6 +21,7 @@ from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import Network
+from tesla_med.models.normalisation import Statistics, blend_running_statistics, kept_running_statistics
 from tesla_med.registry import Registry
 from tesla_med.tta._mechanics.execution import Execution
 from tesla_med.tta._mechanics.execution import MethodContext as MethodContext
@@ -115,10 +116,17 @@ class TTAMethod(Execution, ABC):
             images: slices of the case that the weights are for, if they are for a single case. Inside the
                 block the network has their statistics, if predictions use those of each case.
         """
-        if images is None or not self._case_statistics:
+        if not self._case_statistics:
             yield self.predictor
             return
-        with self.own_statistics(self.predictor, images, self.params.max_slices):
+        share, rest = self._mixture
+        if images is not None:
+            with self.own_statistics(self.predictor, images, self.params.max_slices, share, rest):
+                yield self.predictor
+            return
+        with kept_running_statistics(self.predictor):  # what those of a case will be mixed with
+            if rest is not None:
+                blend_running_statistics(self.predictor, rest, 0.0)
             yield self.predictor
 
     def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
@@ -127,13 +135,21 @@ class TTAMethod(Execution, ABC):
         They are the defaults unless predictions use the statistics of each case and the network, which is
         saved for no particular case, cannot hold them.
         """
-        own = images is None and self._case_statistics
-        return {"statistics": "volume", "max_slices": self.params.max_slices} if own else {}
+        if images is not None or not self._case_statistics:
+            return {}
+        params = {"statistics": "volume", "max_slices": self.params.max_slices}
+        share, rest = self._mixture
+        return params if rest is None else params | {"statistics_share": share}
 
     @property
     def _case_statistics(self) -> bool:
         """Whether the parameters ask for predictions normalised by the statistics of each case."""
         return getattr(self.params, "predict_statistics", "running") == "volume"
+
+    @property
+    def _mixture(self) -> tuple[float, Statistics | None]:
+        """The share of a case's statistics in predictions, and what they are mixed with if it is not 1."""
+        return 1.0, None
 
     def record(self) -> dict[str, float]:
         """Return slowly changing scalars to be recorded once per case, such as policy probabilities."""

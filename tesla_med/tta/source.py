@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.tta._shared.teacher import Flip, view_mean
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
@@ -18,6 +19,12 @@ class SourceParams(MethodParams):
         "running", description="normalise by running statistics or by the case's own"
     )
     max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
+    statistics_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of 'volume' statistics; the rest is the running ones, in every layer",
+    )
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
     weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
     weak_shift: float = Field(0.1, ge=0, le=1, description="largest displacement, in halves of the field")
@@ -44,7 +51,9 @@ class Source(TTAMethod):
         """Return the probabilities (N, L, *spatial); weights and statistics stay as they are."""
         if self.params.statistics == "running":
             return self._averaged(images)
-        with self.own_statistics(self.model, images, self.params.max_slices):
+        p: SourceParams = self.params
+        rest = copied(running_statistics(self.model)) if p.statistics_share < 1.0 else None
+        with self.own_statistics(self.model, images, p.max_slices, p.statistics_share, rest):
             return self._averaged(images)
 
     def _averaged(self, images: Tensor) -> Tensor:

@@ -31,7 +31,12 @@ from tesla_med import losses
 from tesla_med.config.models import Protocol
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
-from tesla_med.models.normalisation import blend_running_statistics, running_statistics
+from tesla_med.models.normalisation import (
+    Statistics,
+    blend_running_statistics,
+    copied,
+    running_statistics,
+)
 from tesla_med.tta._mechanics.parameters import clip_each, relative_size
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
@@ -98,6 +103,13 @@ class TeSLAParams(AugmentationParams, MethodParams):
         "running", description="normalise a prediction by running statistics or by the case's own"
     )
     max_slices: int = Field(64, ge=1, description="'volume' statistics use at most this many slices")
+    statistics_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the images' own normalisation statistics in updates, and in predictions by "
+        "those of a volume; the rest is the source's",
+    )
     neighbour_share: float = Field(
         0.0,
         ge=0,
@@ -134,6 +146,7 @@ class TeSLA(AugmentedMethod):
         self._check_neighbours()
         self.memory = Refinement(p.neighbours, p.queue_size)
         self.teacher = make_teacher(self.student)
+        self.source_statistics = copied(running_statistics(self.student))
         self.policy = self._make_policy()
         self.optimizer = self._make_optimizer()
         self.policy_optimizer = self._make_policy_optimizer()
@@ -179,7 +192,8 @@ class TeSLA(AugmentedMethod):
         repeated = 1.0 - (1.0 - momentum) ** p.teacher_clean_moves
         self._pool = self.graph_pool()
         self._pool.waiting = p.statistics_warm_up  # until the momentum no longer changes
-        make = partial(NetworkPass, logits=self.logits, pool=self._pool)
+        share, rest = self._mixture
+        make = partial(NetworkPass, logits=self.logits, pool=self._pool, rest=rest, share=share)
         teacher, student, refines = self.teacher, self.student, p.neighbours > 1
         self._clean = make(teacher, momentum=repeated, tap=True, features=refines)
         self._weak = make(teacher, momentum=augmented, features=refines)
@@ -312,6 +326,12 @@ class TeSLA(AugmentedMethod):
             if self.params.neighbour_share > 0:
                 result = with_neighbours(result, self.params.neighbour_share)
         return result
+
+    @property
+    def _mixture(self) -> tuple[float, Statistics | None]:
+        share: float = self.params.statistics_share
+        mixed = share < 1.0 and bool(self.source_statistics)
+        return (share, self.source_statistics) if mixed else (1.0, None)
 
     def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
         """Return the parameters of ``source`` that repeat the masks, with those of the views if several."""

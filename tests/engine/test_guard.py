@@ -20,7 +20,7 @@ from tesla_med.engine.guard import (
     stack_shape,
     statistics_distance,
 )
-from tesla_med.engine.postprocess import keep_largest
+from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import running_statistics
@@ -237,6 +237,35 @@ def test_the_support_is_that_of_the_mask_that_is_taken(make_images, monkeypatch)
         others = [agreement(named[name], named[other], 2) for other in NAMES if other != name]
         want = 0.5 * (max(others) + agreement(named[name], zoomed[name], 2))
         assert found == pytest.approx(want)
+
+
+def test_masks_are_judged_as_they_will_be_written(make_images):
+    """A small component beside the body is dropped before masks are compared."""
+    images = make_images(4, 40, 40)
+    body, other = torch.zeros(4, 40, 40), torch.zeros(4, 40, 40)
+    body[:, 10:30, 10:30] = 1
+    other[:, 10:30, 10:30] = 1
+    other[:, 34:39, 2:39] = 1
+    sources = method("source"), method("tesla")
+    plain = Guard(CONFIG, *sources).look(images, probabilities_of(body), probabilities_of(other))[0]
+    largest = Guard(CONFIG, *sources, largest=True)
+    signals, masks = largest.look(images, probabilities_of(body), probabilities_of(other))
+    assert plain["agreement_source_adapted"] < 0.9
+    assert signals["agreement_source_adapted"] == 1.0
+    assert torch.equal(masks["adapted"], body.long())
+    assert signals["components_adapted"] == 2
+
+
+def test_the_largest_component_of_a_tensor():
+    mask = torch.zeros(3, 8, 8, dtype=torch.long)
+    assert not largest_of(mask).any()
+    mask[0, :2, :2] = 1
+    mask[1:, 4:8, 4:7] = 2
+    kept = largest_of(mask)
+    assert kept[0].sum() == 0
+    assert torch.equal(kept[1:], mask[1:])
+    assert kept.dtype == mask.dtype
+    assert np.array_equal(kept.numpy(), keep_largest(mask.numpy()))
 
 
 def test_supports_are_among_the_signals(make_images):

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from tesla_med.models.base import Network, to_model_range
 from tesla_med.models.moments import SourceStatistics
 from tesla_med.models.normalisation import (
+    Statistics,
     batch_statistics,
     blend_running_statistics,
     copied,
     evenly_spaced,
     kept_running_statistics,
+    mixed_with,
     running_statistics,
 )
 from tesla_med.tta._mechanics.graphs import GraphPool
@@ -171,7 +173,12 @@ class Execution:
 
     @contextmanager
     def own_statistics(
-        self, network: nn.Module, images: Tensor, limit: int, share: float = 1.0
+        self,
+        network: nn.Module,
+        images: Tensor,
+        limit: int,
+        share: float = 1.0,
+        rest: Statistics | None = None,
     ) -> Iterator[None]:
         """Normalise by the statistics of a case's own slices inside the block; the old ones come back.
 
@@ -180,10 +187,13 @@ class Execution:
             images: (N, C, H, W) slices of the case, in [0, 1].
             limit: the largest number of slices, evenly spaced, from which statistics are taken.
             share: of the case's statistics; the rest is the old ones', in [0, 1].
+            rest: with ``share``, what the case's statistics are mixed with in every layer while they are
+                taken, in place of the old ones, with which they are mixed at the end.
         """
-        before = copied(running_statistics(network)) if share < 1.0 else []
+        before = (rest or copied(running_statistics(network))) if share < 1.0 else []
+        mixture = nullcontext() if rest is None or share == 1.0 else mixed_with(network, rest, share)
         with kept_running_statistics(network), torch.no_grad():
-            with batch_statistics(network, momentum=1.0):
+            with batch_statistics(network, momentum=1.0), mixture:
                 self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
             if share < 1.0:
                 blend_running_statistics(network, before, share)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.models.base import Network, norm_layers
-from tesla_med.models.normalisation import batch_statistics
+from tesla_med.models.normalisation import Statistics, batch_statistics, mixed_with
 from tesla_med.tta._mechanics.graphs import Graph, GraphPool
 from tesla_med.tta._shared.features import head_features
 
@@ -49,6 +49,8 @@ class NetworkPass:
         features: whether to return what enters the head.
         gradient: whether results need a gradient, with respect to the images or to the network.
         pool: the memory of the graph; None if the pass must never be captured.
+        rest: statistics that those of the batch are mixed with; None: the batch's are used alone.
+        share: of the batch in that mixture.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class NetworkPass:
         features: bool = False,
         gradient: bool = False,
         pool: GraphPool | None = None,
+        rest: Statistics | None = None,
+        share: float = 1.0,
     ) -> None:
         self.network = network
+        self._mixture = None if rest is None or share == 1.0 else (rest, share)
         self.momentum = momentum
         self.gradient = gradient
         self.graph = Graph(network, pool)
@@ -91,6 +96,8 @@ class NetworkPass:
         with batch_statistics(self.network, momentum=self.momentum), ExitStack() as stack:
             means = stack.enter_context(activations(self.network)) if self._tap else []
             found = stack.enter_context(head_features(self.network)) if self._features else []
+            if self._mixture is not None:
+                stack.enter_context(mixed_with(self.network, *self._mixture))
             logits = compute(self.network, images)
         self._channels = [mean.shape[1] for mean in means]
         tapped = (torch.cat(means, dim=1),) if means else ()
