@@ -39,10 +39,17 @@ def test_source_weights(volumes, weights, tmp_path):
     assert result.mean_dice == result.mean_dice_source == run.mean_dice_source
 
 
-@pytest.mark.parametrize("statistics", ["volume", "running"])
+def texts_for(statistics):
+    """Overrides for predictions by running statistics, the volume's, or a mixture with the source's."""
+    if statistics == "mixed":
+        return ("methods.tesla.predict_statistics=volume", "methods.tesla.statistics_share=0.5")
+    return (f"methods.tesla.predict_statistics={statistics}",)
+
+
+@pytest.mark.parametrize("statistics", ["volume", "running", "mixed"])
 @pytest.mark.parametrize("method", ["tesla", "bn"])
 def test_site_weights_repeat_every_mask(volumes, weights, tmp_path, statistics, method):
-    texts = (f"methods.tesla.predict_statistics={statistics}",)
+    texts = texts_for(statistics)
     run = small.run(volumes, weights, tmp_path / "run", protocol="N-M", method=method, overrides=texts)
     result = again(volumes, run.out / "checkpoints/adapted.safetensors", tmp_path / "out")
     assert small.files_below(result.out / "masks") == small.files_below(run.out / "masks")
@@ -50,10 +57,10 @@ def test_site_weights_repeat_every_mask(volumes, weights, tmp_path, statistics, 
     assert not (result.out / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("statistics", ["volume", "running"])
+@pytest.mark.parametrize("statistics", ["volume", "running", "mixed"])
 @pytest.mark.parametrize(("method", "protocol"), [("tesla", "N-O"), ("tesla", "N-M"), ("bn", "N-O")])
 def test_case_weights_repeat_their_mask(volumes, weights, tmp_path, statistics, method, protocol):
-    texts = (f"methods.tesla.predict_statistics={statistics}",)
+    texts = texts_for(statistics)
     run = small.run(
         volumes, weights, tmp_path / "run", protocol=protocol, reset="case", method=method, overrides=texts
     )

@@ -15,6 +15,7 @@ from tesla_med.models.normalisation import (
     copied,
     evenly_spaced,
     kept_running_statistics,
+    mixed_with,
     running_statistics,
 )
 
@@ -153,3 +154,65 @@ def test_blend(share):
 def test_evenly_spaced(count, limit, want):
     images = torch.arange(float(count)).view(count, 1, 1, 1)
     assert evenly_spaced(images, limit).flatten().tolist() == want
+
+
+# ------------------------------------------------------------ mixtures
+
+
+def mixed(network, images, share, *, grad=False):
+    rest = copied(running_statistics(network))
+    with torch.set_grad_enabled(grad), batch_statistics(network, momentum=None):  # noqa: SIM117
+        with mixed_with(network, rest, share):
+            return network(images)
+
+
+def with_statistics(network):
+    """Give every batch norm its own affine parameters and running statistics."""
+    with torch.no_grad():
+        for layer in norm_layers(network):
+            layer.weight.uniform_(0.5, 1.5)
+            layer.bias.uniform_(-1, 1)
+            layer.running_mean.uniform_(-1, 1)
+            layer.running_var.uniform_(0.5, 2)
+    return network.eval()
+
+
+def test_a_mixture_by_hand():
+    layer = with_statistics(one_norm())
+    images = torch.rand(4, 3, 5, 5) * 3
+    mean, variance = images.mean((0, 2, 3)), images.var((0, 2, 3), correction=0)
+    found = mixed(layer, images, 0.3).detach()
+    m = (0.3 * mean + 0.7 * layer.running_mean)[:, None, None]
+    v = (0.3 * variance + 0.7 * layer.running_var)[:, None, None]
+    want = (images - m) / (v + layer.eps).sqrt() * layer.weight[:, None, None] + layer.bias[:, None, None]
+    assert torch.allclose(found, want.detach(), atol=1e-5)
+
+
+def test_the_ends_of_a_mixture_are_batch_and_running_statistics(make_network, make_images):
+    network, images = with_statistics(make_network()), make_images(4)
+    with torch.no_grad():
+        running_only = network(images)
+        with batch_statistics(network, momentum=None):
+            batch_only = network(images)
+    assert torch.allclose(mixed(network, images, 1.0), batch_only, atol=1e-5)
+    assert torch.allclose(mixed(network, images, 0.0), running_only, atol=1e-4)
+    assert not torch.allclose(mixed(network, images, 0.5), batch_only, atol=1e-2)
+
+
+def test_a_mixture_has_gradients_and_leaves_nothing_behind(make_network, make_images):
+    network, images = with_statistics(make_network()), make_images(4)
+    before = network(images).detach()
+    mixed(network, images, 0.5, grad=True).square().mean().backward()
+    gradients = [item.grad for item in network.parameters() if item.grad is not None]
+    assert all(torch.isfinite(item).all() for item in gradients)
+    assert any(bool(item.any()) for item in gradients)
+    assert torch.equal(network(images).detach(), before)
+
+
+def test_layers_that_use_running_statistics_are_not_mixed(make_network, make_images):
+    network, images = with_statistics(make_network()), make_images(4)
+    other = [(mean + 1, variance * 2) for mean, variance in running_statistics(network)]
+    with torch.no_grad():
+        want = network(images)
+        with mixed_with(network, other, 0.5):
+            assert torch.equal(network(images), want)

@@ -12,13 +12,20 @@ from tesla_med import losses
 from tesla_med.augment import warp
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import norm_layers, to_model_range
-from tesla_med.models.normalisation import evenly_spaced
+from tesla_med.models.normalisation import (
+    batch_statistics,
+    copied,
+    evenly_spaced,
+    mixed_with,
+    running_statistics,
+)
 from tesla_med.models.unet import UNet
 from tesla_med.tta import METHODS
-from tesla_med.tta._mechanics.parameters import clip_each
+from tesla_med.tta._mechanics.parameters import clip_each, relative_size
 from tesla_med.tta._shared.augmented import severity
 from tesla_med.tta._shared.passes import activations
 from tesla_med.tta._shared.teacher import weak_view_thetas
+from tesla_med.tta.base import MethodContext, make_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -286,6 +293,73 @@ def test_the_deployed_network_repeats_the_prediction(statistics, make_tesla, mak
     fresh = UNet(1, 2, 4)
     fresh.load_state_dict(saved)
     assert torch.allclose(eval_probs(fresh, images), want, atol=1e-6)
+
+
+MIXED = {"predict_statistics": "volume", "statistics_share": 0.5}
+
+
+def test_updates_and_predictions_mix_the_statistics_of_images_and_source(make_tesla, make_images):
+    images = make_images(6)
+    method, own = (
+        make_tesla(**MIXED, learning_rate=0.0),
+        make_tesla(predict_statistics="volume", learning_rate=0.0),
+    )
+    source = copied(running_statistics(method.student))
+    for item in (method, own):
+        item.adapt(images)  # moves running statistics, which must not count
+    with (
+        torch.no_grad(),
+        batch_statistics(method.teacher, momentum=None),
+        mixed_with(method.teacher, source, 0.5),
+    ):
+        want = method.logits(method.teacher, images).softmax(1)
+    assert torch.allclose(method.predict(images), want, atol=1e-5)
+    assert not torch.allclose(method.predict(images), own.predict(images), atol=1e-3)
+    assert torch.allclose(method._learning(images).logits.softmax(1), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("of_a_case", [True, False])
+def test_the_deployed_network_repeats_a_mixture(of_a_case, make_tesla, make_tta, make_images):
+    method, images = make_tesla(**MIXED, learning_rate=0.01), make_images(6)
+    for _ in range(2):
+        method.adapt(images)
+    want = method.predict(images)
+    given = images if of_a_case else None
+    params = method.deployed_params(given)
+    before = [item.clone() for pair in running_statistics(method.teacher) for item in pair]
+    with method.deployed(given) as network:
+        again = make_method("source", network, params, method.context).predict(images)
+    assert torch.allclose(again, want, atol=1e-5)
+    now = [item for pair in running_statistics(method.teacher) for item in pair]
+    assert all(torch.equal(one, two) for one, two in zip(before, now, strict=True))
+
+
+def test_without_batch_norm_there_is_nothing_to_mix(make_images):
+    torch.manual_seed(0)
+    network = UNet(1, 2, 4, "group").eval()
+    method = make_method("tesla", network, MIXED, MethodContext(torch.device("cpu"), seed=0))
+    method.adapt(make_images(4))
+    assert torch.isfinite(method.predict(make_images(4))).all()
+
+
+def test_rates_relative_to_the_weights(make_tesla):
+    method, plain = make_tesla(relative_rate=True, learning_rate=0.01), make_tesla(learning_rate=0.01)
+    trained = [item for item in method.student.parameters() if item.requires_grad]
+    rates = [group["lr"] for group in method.optimizer.param_groups]
+    assert len(rates) == len(trained)
+    assert {group["lr"] for group in plain.optimizer.param_groups} == {0.01}
+    for rate, weight in zip(rates, trained, strict=True):
+        assert rate == pytest.approx(0.01 * relative_size(weight))
+    assert relative_size(trained[1]) == 1.0  # a bias
+
+
+def test_the_relative_size_of_new_weights_is_one():
+    torch.manual_seed(0)
+    for layer in (torch.nn.Conv2d(64, 64, 3), torch.nn.Linear(300, 200)):
+        assert relative_size(layer.weight) == pytest.approx(1.0, abs=0.02)
+        layer.weight.data.mul_(3)
+        assert relative_size(layer.weight) == pytest.approx(3.0, abs=0.06)
+    assert relative_size(torch.nn.Parameter(torch.zeros(2, 2))) == 1.0
 
 
 def test_the_mean_over_predicted_views_is_a_distribution(make_tesla, make_images):

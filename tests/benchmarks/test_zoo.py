@@ -1,0 +1,102 @@
+"""The benchmark of source models: a whole quick run, taken up again, and the arithmetic of its tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tesla_med.models.loading import load_model
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+FAST = ("--device", "cpu", "--quick", "--steps", "2", "--volumes", "1", "--set")
+FEW = ("protocols.N-O.tesla.updates_per_case=1", "methods.tesla.weak_views=1", "preprocessing.size=[32,32]")
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("benchmark_zoo", FOLDER / "zoo.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+
+
+def row(model="m", site="s", seed=1, *, source=80.0, bn=82.0, default=85.0, trusted=True, **candidates):
+    return {
+        "model": model,
+        "site": site,
+        "seed": seed,
+        "trusted": trusted,
+        "dice": {"source": source, "bn": bn, "released": 81.0, "unguarded": 84.0, "default": default},
+        "candidates": candidates or {"source": source, "adapted": default},
+        "classes": [
+            {"dice": default / 100, "predicted_dice": 0.8, "predicted_low": 0.7, "predicted_high": 0.84}
+        ],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_quick_run_is_taken_up_where_it_was(zoo, tmp_path, capsys, monkeypatch):
+    wanted = ["robust, group norm", "robust, MONAI DynUNet", "reference"]
+    call = [*FAST, *FEW, "--out", str(tmp_path), "--models", *wanted]
+    assert zoo.main(call) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 models to do" in printed  # the reference weights are for real sites
+    files = sorted(path.name for path in (tmp_path / "results").iterdir())
+    assert files == ["robust-MONAI-DynUNet-1.json", "robust-group-norm-1.json"]
+    content = json.loads((tmp_path / "results" / files[1]).read_text())
+    assert not content["batch_norm"]
+    assert [item["site"] for item in content["volumes"]] == ["easy", "hard"]
+    for item in content["volumes"]:
+        assert set(item["candidates"]) == {"source", "part", "adapted"}
+        assert item["dice"]["bn"] is None
+        assert item["dice"]["default"] == item["candidates"][item["taken"]]
+    weights = tmp_path / "weights/robust-group-norm-1/source.safetensors"
+    model = load_model(weights, zoo.load_pipeline("prostate")).model
+    assert any(type(layer).__name__ == "GroupNorm" for layer in model.modules())
+    monkeypatch.setattr(zoo, "measure", lambda *_: pytest.fail("it is finished"))
+    assert zoo.main(call) == 0
+    assert "0 of 2 models to do" in capsys.readouterr().out
+
+
+def test_every_model_has_a_pipeline_that_can_be_built(zoo, tmp_path):
+    for quick in ((), ("--quick",)):
+        options = zoo.parse(["--out", str(tmp_path), *quick])
+        place = zoo.Place({}, {}, {})
+        for name in options.models:
+            if zoo.MODELS[name].sites:
+                zoo.pipeline_for(zoo.MODELS[name], options, place)
+    half = zoo.pipeline_for(zoo.MODELS["robust, half width"], zoo.parse(["--out", "x"]), place)
+    assert half.model.params["width"] == 32
+
+
+def test_means_losses_and_counts(zoo):
+    rows = [
+        row(seed=1),
+        row(seed=2, default=74.0, source=80.0),
+        row(seed=2, default=5.0, source=6.5, bn=60.0, trusted=False, source_=6.5, own=60.0),
+    ]
+    line = zoo.table(rows).splitlines()[-1]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["m", "s", "2", "55.5", "74.7", "81.0", "84.0", "54.7", "6.0", "2", "1", "1", "1", "1"]
+
+
+def test_what_is_behind_is_named(zoo):
+    text = zoo.summary([row(default=81.4), row(site="t", default=81.6)])
+    assert "More than 0.5 below the better of source and bn: m on s by 0.1." in text
+    assert "0.0 % by more than 1" in text
+    assert "none." in zoo.summary([row()])
+
+
+def test_the_audit_by_hand(zoo):
+    rows = [row(default=70.0), row(default=82.0), row(default=86.0)]
+    last = zoo.audit(rows).splitlines()[-1]
+    cells = [cell.strip() for cell in last.strip("|").split("|")]
+    assert cells == ["all", "", "3", "", "6.0", "67 %"]
