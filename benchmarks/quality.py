@@ -3,11 +3,13 @@
 Example::
 
     python benchmarks/quality.py --phantoms quality-runs --task prostate --out quality.json
+    python benchmarks/quality.py --zoo zoo-quick --out quality.json
     python benchmarks/quality.py --runs runs/D/tesla-N-O runs/E/tesla-N-O --judge prostate
 
-The first makes runs of generated sites between the source and the hard scanner, and fits intercept,
-slope and the width of the 90 % interval of ``quality`` in the pipelines. Groups (sites) are left out in
-turn for the cross-validated figures. The second judges runs with the coefficients a pipeline has.
+The first makes runs of generated sites between the source and the hard scanner, and fits ``quality`` of the
+pipelines: intercept, slope, and the width of the 90 % interval. The second does the same with the models of
+``zoo.py``. Groups (sites, or a model on a site) are left out in turn for the cross-validated figures. The
+third judges runs with the coefficients that a pipeline has.
 """
 
 from __future__ import annotations
@@ -56,19 +58,55 @@ def read_runs(folders: Iterable[Path]) -> list[Pair]:
     return pairs
 
 
-def fit(pairs: Sequence[Pair]) -> tuple[float, float, float]:
-    """Return intercept, slope, and the half width that holds 90 % of the residuals of groups left out."""
+def read_zoo(folder: Path) -> list[Pair]:
+    """Return every class of every candidate of ``benchmarks/zoo.py``; a model on a site is a group."""
+    pairs = []
+    for path in sorted((folder / "results").glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8"))["volumes"]:
+            for item in [part for found in row["candidates"].values() for part in found["classes"]]:
+                if item["support"] is not None and item["dice"] is not None:
+                    group = f"{row['model']}/{row['site']}"
+                    pairs.append(Pair(group, row["case"], item["support"], item["dice"]))
+    return pairs
+
+
+def fit(pairs: Sequence[Pair]) -> tuple[float, float, float, float]:
+    """Return intercept, slope, and half width and growth of the interval.
+
+    Residuals are those of groups left out. In each third of the predictions the interval is to hold 90 % of
+    them: half width and growth are the line through the three quantiles, against 1 less the prediction,
+    raised until 90 % of all are held, with the finite-sample level of conformal prediction.
+    """
     intercept, slope = _line(pairs)
     features, dice = _columns(pairs)
     groups = np.array([pair.group for pair in pairs])
-    residuals = np.abs(dice - intercept - slope * features)
+    predicted = _clipped(intercept + slope * features)
+    residuals = np.abs(dice - predicted)
     names = sorted(set(groups.tolist()))
     for name in names if len(names) > 2 else []:
         out = groups == name
         start, steep = _line([pair for pair, left in zip(pairs, out, strict=True) if not left])
-        residuals[out] = np.abs(dice[out] - start - steep * features[out])
-    level = min(1.0, 0.9 * (1 + 1 / max(len(pairs), 1)))  # as in conformal prediction
-    return intercept, slope, float(np.quantile(residuals, level))
+        residuals[out] = np.abs(dice[out] - _clipped(start + steep * features[out]))
+    level = min(1.0, 0.9 * (1 + 1 / max(len(pairs), 1)))
+    half, growth = _widths(1.0 - predicted, residuals, level)
+    raised = max(0.0, float(np.quantile(residuals - half - growth * (1.0 - predicted), level)))
+    return intercept, slope, half + raised, growth
+
+
+def _widths(distance: Doubles, residuals: Doubles, level: float) -> tuple[float, float]:
+    """Return the line through the quantiles of residuals in the thirds of a distance, rising and positive."""
+    thirds = [part for part in np.array_split(np.argsort(distance), 3) if len(part)]
+    places = np.array([distance[part].mean() for part in thirds])
+    quantiles = np.array([np.quantile(residuals[part], level) for part in thirds])
+    if np.ptp(places) < 1e-9:
+        return float(quantiles.max()), 0.0
+    growth, half = (float(item) for item in np.polyfit(places, quantiles, 1))
+    growth = max(growth, 0.0)
+    return max(half if growth > 0 else float(quantiles.mean()), 0.0), growth
+
+
+def _clipped(values: Doubles) -> Doubles:
+    return np.clip(values, 0.0, 1.0)
 
 
 def _line(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -98,9 +136,10 @@ def cross_validated(pairs: Sequence[Pair]) -> dict[str, Any]:
     features, _ = _columns(pairs)
     for name in set(groups.tolist()):
         out = groups == name
-        intercept, slope, half = fit([pair for pair, left in zip(pairs, out, strict=True) if not left])
-        predicted[out] = np.clip(intercept + slope * features[out], 0, 1)
-        width[out] = half
+        rest = [pair for pair, left in zip(pairs, out, strict=True) if not left]
+        intercept, slope, half, growth = fit(rest)
+        predicted[out] = _clipped(intercept + slope * features[out])
+        width[out] = half + growth * (1.0 - predicted[out])
     return judge(pairs, predicted, width)
 
 
@@ -109,8 +148,8 @@ def with_coefficients(pairs: Sequence[Pair], config: QualityConfig) -> dict[str,
     features, _ = _columns(pairs)
     if config.intercept is None:
         raise SystemExit("this pipeline has no coefficients: quality.intercept is empty")
-    predicted = np.clip(config.intercept + config.slope * features, 0, 1)
-    return judge(pairs, predicted, np.full(len(pairs), config.half_width))
+    predicted = _clipped(config.intercept + config.slope * features)
+    return judge(pairs, predicted, config.half_width + config.growth * (1.0 - predicted))
 
 
 def _columns(pairs: Sequence[Pair]) -> tuple[Doubles, Doubles]:
@@ -195,6 +234,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", nargs="*", type=Path, default=[], help="output folders of adapt")
+    parser.add_argument("--zoo", nargs="*", type=Path, default=[], help="output folders of zoo.py")
     parser.add_argument("--phantoms", type=Path, default=None, help="make runs of generated sites here")
     parser.add_argument("--task", choices=("prostate", "spinal_cord"), default="prostate")
     parser.add_argument("--strengths", nargs="*", type=float, default=list(STRENGTHS))
@@ -209,7 +249,7 @@ def main() -> None:
     if options.quick:
         options.strengths, options.cases, options.updates = [0.0, 1.0], 2, 2
     runs = list(options.runs) + (phantom_runs(options) if options.phantoms else [])
-    pairs = read_runs(runs)
+    pairs = read_runs(runs) + [pair for folder in options.zoo for pair in read_zoo(folder)]
     if len(pairs) < 3:
         raise SystemExit(
             f"{len(pairs)} classes with a support and a Dice in {len(runs)} runs; at least 3 needed"
@@ -223,11 +263,11 @@ def main() -> None:
         content["judged"] = with_coefficients(pairs, load_pipeline(options.judge).quality)
         show(f"coefficients of {options.judge}", content["judged"])
     else:
-        intercept, slope, half = fit(pairs)
-        content["fit"] = {"intercept": intercept, "slope": slope, "half_width": half}
+        names = ("intercept", "slope", "half_width", "growth")
+        content["fit"] = dict(zip(names, fit(pairs), strict=True))
         content["cross_validated"] = cross_validated(pairs)
         show("each group predicted from the others", content["cross_validated"])
-        print(f"\nquality: {{intercept: {intercept:.4f}, slope: {slope:.4f}, half_width: {half:.4f}}}")
+        print(f"\nquality: {{{', '.join(f'{name}: {value:.4f}' for name, value in content['fit'].items())}}}")
     if options.out:
         options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

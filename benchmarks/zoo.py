@@ -31,18 +31,17 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from reference import SHARED, WEIGHTS, Reader, at_model_mask, mean_dice, pipeline_indices
+from reference import SHARED, WEIGHTS, Reader, at_model_mask, mean_dice
 
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.demo.recipes import RECIPES
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.engine.driver import Driver
-from tesla_med.engine.guard import candidate_of
+from tesla_med.engine.guard import candidate_of, judge, supports_of
 from tesla_med.engine.memory import free_device_memory
-from tesla_med.engine.postprocess import keep_largest
 from tesla_med.engine.predictor import Outcome, Predictor
-from tesla_med.engine.quality import with_estimates
+from tesla_med.engine.quality import SUPPORT, predicted_dice
 from tesla_med.models.base import default_device, device_name, norm_layers
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
@@ -205,7 +204,7 @@ def slug(name: str) -> str:
 
 
 class Watched(Predictor):
-    """A predictor that keeps what the guard chose from: the masks of the candidates, and the adapted one."""
+    """A predictor that keeps the masks the guard chose from, by candidate and view."""
 
     masks: dict[str, torch.Tensor]
 
@@ -215,9 +214,8 @@ class Watched(Predictor):
         look = self.guard.look
 
         def keeping(*images: torch.Tensor) -> Any:
-            signals, masks = look(*images)
-            self.masks = {name: mask for name, mask in masks.items() if "@" not in name}
-            return signals, masks
+            signals, self.masks = look(*images)
+            return signals, self.masks
 
         self.guard.look = keeping
 
@@ -258,37 +256,61 @@ def volumes_of(
 def figures(
     truth: np.ndarray,
     outcome: Outcome,
-    candidates: dict[str, torch.Tensor],
+    masks: dict[str, torch.Tensor],
     released: torch.Tensor | None,
     pipeline: PipelineConfig,
 ) -> dict[str, Any]:
     """Return what is said of one volume, the Dice of every recipe and of every candidate included."""
     classes = outcome.probs.shape[1]
 
-    def dice(mask: torch.Tensor) -> float | None:
-        indices = mask.cpu().numpy().astype(np.uint8)
-        return mean_dice(truth, keep_largest(indices) if pipeline.keep_largest else indices, classes)
+    def mask_of(probs: torch.Tensor) -> np.ndarray:
+        return at_model_mask(probs.cpu(), pipeline)
 
-    found = {name: dice(mask) for name, mask in candidates.items()}
-    written = at_model_mask(outcome.probs.cpu(), pipeline)
-    names, spacing = pipeline_indices(classes), (1.0, 1.0, 1.0)
-    scores = metrics.score_case(written, written, truth, names, spacing, nominal=True)
-    predicted = with_estimates(scores, outcome.verdict.signals, pipeline.quality)
     return {
-        "taken": candidate_of(outcome.verdict),
-        "trusted": outcome.verdict.trusted,
-        "reason": outcome.verdict.reason,
         "signals": outcome.verdict.signals,
         "dice": {
-            "source": dice(outcome.source.argmax(1)),
-            "bn": found.get("own"),
-            "released": None if released is None else dice(released.argmax(1)),
-            "unguarded": found.get("adapted"),
-            "default": mean_dice(truth, written, classes),
+            "source": mean_dice(truth, mask_of(outcome.source), classes),
+            "released": None if released is None else mean_dice(truth, mask_of(released), classes),
+            "written": mean_dice(truth, mask_of(outcome.probs), classes),
         },
-        "candidates": found,
-        "classes": [{key: getattr(item, key) for key in PREDICTED} for item in predicted],
+        "candidates": {name: candidate(truth, masks, name, classes) for name in masks if "@" not in name},
     }
+
+
+def candidate(truth: np.ndarray, masks: dict[str, torch.Tensor], name: str, classes: int) -> dict[str, Any]:
+    """Return the Dice of a candidate's mask and, by class, Dice and support."""
+    mask, supports = masks[name].cpu().numpy(), supports_of(masks, name, classes)
+    return {
+        "dice": mean_dice(truth, mask, classes),
+        "classes": [
+            {"dice": metrics.dice(truth == k, mask == k), "support": supports.get(SUPPORT.format(k))}
+            for k in range(1, classes)
+        ],
+    }
+
+
+def judged(row: dict[str, Any], pipeline: PipelineConfig) -> dict[str, Any]:
+    """Return the row with the verdict of a pipeline's guard and its predicted Dice.
+
+    Both follow from what is kept of the volume, so that thresholds can be changed without a new run.
+    """
+    verdict = judge(row["signals"], pipeline.guard)
+    taken, found = candidate_of(verdict), row["candidates"]
+    dice = row["dice"] | {"default": found[taken]["dice"], "unguarded": found["adapted"]["dice"]}
+    if "own" in found:
+        dice["bn"] = found["own"]["dice"]
+    estimates = [
+        (item["dice"], predicted_dice(item["support"], pipeline.quality))
+        for item in found[taken]["classes"]
+        if item["dice"] is not None and item["support"] is not None
+    ]
+    classes = [
+        {"dice": true, "predicted_dice": item.dice, "predicted_low": item.low, "predicted_high": item.high}
+        for true, item in estimates
+        if item is not None
+    ]
+    about = {"taken": taken, "trusted": verdict.trusted, "reason": verdict.reason}
+    return row | about | {"dice": dice, "classes": classes}
 
 
 def measure(name: str, seed: int, options: argparse.Namespace, place: Place) -> dict[str, Any]:
@@ -307,7 +329,7 @@ def measure(name: str, seed: int, options: argparse.Namespace, place: Place) -> 
         reader = Reader(place.sites[model.task, site], pipeline, place.volumes[model.task], options.limit)
         for row in volumes_of(reader, pipeline, released, loaded.model, options, seed):
             rows.append({"model": name, "seed": seed, "site": site, **row})
-            print(f"{name} {seed} {site} {row['case']}: {shown(row)}", flush=True)
+            print(f"{name} {seed} {site} {row['case']}: {shown(judged(row, pipeline))}", flush=True)
     if options.forget and model.sites:
         path.unlink()
     return {
@@ -343,7 +365,7 @@ def losses(rows: Sequence[dict[str, Any]], arm: str) -> list[float]:
 
 def lost(rows: Sequence[dict[str, Any]]) -> int:
     """Return how many volumes the default recipe leaves without a mask where a candidate had one."""
-    best = [max((v for v in row["candidates"].values() if v is not None), default=0.0) for row in rows]
+    best = [max(item["dice"] or 0.0 for item in row["candidates"].values()) for row in rows]
     ends = [row["dice"]["default"] or 0.0 for row in rows]
     return sum(end < LOW and top > HIGH for end, top in zip(ends, best, strict=True))
 
@@ -424,7 +446,12 @@ def finished(options: argparse.Namespace) -> list[dict[str, Any]]:
     contents = [
         json.loads(path.read_text(encoding="utf-8")) for path in (options.out / "results").glob("*.json")
     ]
-    rows = [row for content in contents for row in content["volumes"]]
+    pipelines = {task: load_pipeline(task, options.set) for task in ("prostate", "spinal_cord")}
+    rows = [
+        judged(row, pipelines[MODELS[row["model"]].task])
+        for content in contents
+        for row in content["volumes"]
+    ]
     return sorted(rows, key=lambda row: (order.get(row["model"], 99), row["seed"]))
 
 

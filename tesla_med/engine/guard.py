@@ -27,7 +27,7 @@ from tesla_med.types import Verdict
 
 MAX_SLICES = 64
 ZOOMS = (0.85, 1.2)
-"""Factors by which slices are enlarged for the question whether a mask stays."""
+"""Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
@@ -79,15 +79,8 @@ class Guard:
         """
         signals, masks = self.look(images, source, adapted)
         verdict = judge(signals, self.config)
-        taken = candidate_of(verdict)
-        others = [mask for name, mask in masks.items() if name != taken and "@" not in name]
-        views = [(masks[taken], masks[f"{taken}@{zoom}"]) for zoom in ZOOMS]
-        supports = {
-            SUPPORT.format(index): value
-            for index in range(1, source.shape[1])
-            if (value := support(masks[taken], others, views, index)) is not None
-        }
-        return replace(verdict, signals=signals | supports)
+        supports = supports_of(masks, candidate_of(verdict), source.shape[1])
+        return replace(verdict, signals=verdict.signals | supports)
 
     def look(
         self, images: Tensor, source: Tensor, adapted: Tensor
@@ -182,6 +175,17 @@ def compared(masks: Mapping[str, Tensor], names: tuple[str, ...], classes: int) 
         for two in names[index + 1 :]:
             result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
     return result
+
+
+def supports_of(masks: Mapping[str, Tensor], taken: str, classes: int) -> dict[str, float]:
+    """Return the support of every foreground class of a candidate's mask, where there is one."""
+    others = [mask for name, mask in masks.items() if name != taken and "@" not in name]
+    smaller, larger = (masks[f"{taken}@{zoom}"] for zoom in ZOOMS)
+    found = {
+        SUPPORT.format(index): support(masks[taken], others, larger, smaller, index)
+        for index in range(1, classes)
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def agreement(first: Tensor, second: Tensor, classes: int) -> float:

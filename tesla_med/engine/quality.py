@@ -1,12 +1,15 @@
 """Predicted Dice: an estimate without labels of how good a mask is, with an interval.
 
-Two things that a good mask has are measured for each class and averaged to its *support*, in [0, 1]:
+Three things that a good mask has are measured for each class and joined to its *support*, in [0, 1]:
 
-* agreement: the Dice with the closest of the other candidates' masks (see ``tesla_med.engine.guard``);
-* consistency: the Dice with the masks that the same network finds in the zoomed slices.
+* larger, smaller: the Dice with the masks that the same network finds in the enlarged slices, and in the
+  reduced ones;
+* agreement: the Dice with the closest of the other candidates' masks (see ``tesla_med.engine.guard``).
 
-The predicted Dice is linear in -ln(1.02 - support). Its two coefficients and the width of its interval
-are fitted by ``benchmarks/quality.py`` on runs with references, never on the site that is judged.
+Their distances from 1.02 are averaged on a logarithmic scale, so that a single one that fails counts.
+The predicted Dice is linear in the square of the support, and the interval widens as it falls. The
+coefficients are fitted by ``benchmarks/quality.py`` on runs with references, never on the site that is
+judged.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from tesla_med.config.models import QualityConfig
 from tesla_med.records import CaseResult, ClassScore
 
 SUPPORT = "support_{}"
+SHARES = {"larger": 0.5, "smaller": 0.2, "agreement": 0.3}
+"""Weight of each part of the support, on a logarithmic scale."""
 _OFFSET = 1.02
 
 
@@ -41,38 +46,49 @@ def class_agreement(first: Tensor, second: Tensor, index: int) -> float | None:
 
 
 def support(
-    mask: Tensor, others: Sequence[Tensor], views: Sequence[tuple[Tensor, Tensor]], index: int
+    mask: Tensor, others: Sequence[Tensor], larger: Tensor, smaller: Tensor, index: int
 ) -> float | None:
     """Return the support of one class.
 
     Args:
         mask: (N, H, W) class indices, the mask to judge.
-        others: masks of other models.
-        views: pairs of masks of one network, of the slices as they are and of a view of them.
+        others: masks of other networks.
+        larger: of the same network, found in the enlarged slices.
+        smaller: found in the reduced ones.
         index: the class.
 
     Returns:
         A value in [0, 1], or None where no mask has the class.
     """
     agreed = [value for other in others if (value := class_agreement(mask, other, index)) is not None]
-    steady = [value for one, two in views if (value := class_agreement(one, two, index)) is not None]
-    if not agreed and not steady:
+    parts = {
+        "larger": class_agreement(mask, larger, index),
+        "smaller": class_agreement(mask, smaller, index),
+        "agreement": max(agreed, default=None),
+    }
+    if all(value is None for value in parts.values()):
         return None
-    parts = [max(agreed, default=0.0), sum(steady) / len(steady) if steady else 0.0]
-    return sum(parts) / len(parts)
+    return joined({name: 0.0 if value is None else value for name, value in parts.items()})
+
+
+def joined(parts: Mapping[str, float]) -> float:
+    """Return the support of the parts named in ``SHARES``, all in [0, 1]."""
+    logarithm = sum(share * math.log(_OFFSET - parts[name]) for name, share in SHARES.items())
+    return min(max(_OFFSET - math.exp(logarithm), 0.0), 1.0)
 
 
 def feature(value: float) -> float:
-    """Return -ln(1.02 - support), what the predicted Dice is linear in."""
-    return -math.log(_OFFSET - min(max(value, 0.0), 1.0))
+    """Return what the predicted Dice is linear in: the square of the support."""
+    return min(max(value, 0.0), 1.0) ** 2
 
 
 def predicted_dice(value: float, config: QualityConfig) -> DiceEstimate | None:
     """Return the predicted Dice for a support, or None where the pipeline has no coefficients."""
     if config.intercept is None:
         return None
-    dice = config.intercept + config.slope * feature(value)
-    low, high = dice - config.half_width, dice + config.half_width
+    dice = min(max(config.intercept + config.slope * feature(value), 0.0), 1.0)
+    half = config.half_width + config.growth * (1.0 - dice)
+    low, high = dice - half, dice + half
     return DiceEstimate(*(min(max(item, 0.0), 1.0) for item in (dice, low, high)))
 
 

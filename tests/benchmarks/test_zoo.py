@@ -28,13 +28,14 @@ def zoo():
 
 
 def row(model="m", site="s", seed=1, *, source=80.0, bn=82.0, default=85.0, trusted=True, **candidates):
+    given = candidates or {"source": source, "adapted": default}
     return {
         "model": model,
         "site": site,
         "seed": seed,
         "trusted": trusted,
         "dice": {"source": source, "bn": bn, "released": 81.0, "unguarded": 84.0, "default": default},
-        "candidates": candidates or {"source": source, "adapted": default},
+        "candidates": {name: {"dice": value} for name, value in given.items()},
         "classes": [
             {"dice": default / 100, "predicted_dice": 0.8, "predicted_low": 0.7, "predicted_high": 0.84}
         ],
@@ -56,8 +57,14 @@ def test_a_quick_run_is_taken_up_where_it_was(zoo, tmp_path, capsys, monkeypatch
     assert [item["site"] for item in content["volumes"]] == ["easy", "hard"]
     for item in content["volumes"]:
         assert set(item["candidates"]) == {"source", "part", "adapted"}
-        assert item["dice"]["bn"] is None
-        assert item["dice"]["default"] == item["candidates"][item["taken"]]
+        found = zoo.judged(item, zoo.load_pipeline("prostate"))
+        assert "bn" not in found["dice"]
+        assert (
+            found["dice"]["default"] == item["candidates"][found["taken"]]["dice"] == item["dice"]["written"]
+        )
+        assert found["dice"]["source"] == item["candidates"]["source"]["dice"]
+        never = zoo.load_pipeline("prostate", ("guard.head_start=1000",))
+        assert zoo.judged(item, never)["taken"] in ("adapted", "source", "part")
     weights = tmp_path / "weights/robust-group-norm-1/source.safetensors"
     model = load_model(weights, zoo.load_pipeline("prostate")).model
     assert any(type(layer).__name__ == "GroupNorm" for layer in model.modules())
@@ -81,7 +88,7 @@ def test_means_losses_and_counts(zoo):
     rows = [
         row(seed=1),
         row(seed=2, default=74.0, source=80.0),
-        row(seed=2, default=5.0, source=6.5, bn=60.0, trusted=False, source_=6.5, own=60.0),
+        row(seed=2, default=5.0, source=6.5, bn=60.0, trusted=False, adapted=6.5, own=60.0),
     ]
     line = zoo.table(rows).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]

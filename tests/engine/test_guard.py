@@ -22,6 +22,7 @@ from tesla_med.engine.guard import (
 )
 from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
+from tesla_med.engine.quality import joined
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import running_statistics
 from tesla_med.models.unet import UNet
@@ -225,18 +226,23 @@ def test_the_support_is_that_of_the_mask_that_is_taken(make_images, monkeypatch)
     """Mask, others and views of the support must be those of the candidate the verdict names."""
     images = make_images(4, 40, 40)
     boxes = {"source": (0, 10), "own": (0, 8), "half": (0, 9), "adapted": (0, 30)}
-    views = {"source": (0, 10), "own": (0, 4), "half": (0, 3), "adapted": (0, 12)}
-    named = masks_of(boxes)
-    zoomed = masks_of(views)
-    masks = named | {f"{name}@{zoom}": zoomed[name] for name in NAMES for zoom in ZOOMS}
+    small = {"source": (0, 10), "own": (0, 4), "half": (0, 3), "adapted": (0, 12)}
+    large = {"source": (0, 9), "own": (0, 5), "half": (0, 7), "adapted": (0, 20)}
+    named, smaller, larger = masks_of(boxes), masks_of(small), masks_of(large)
+    masks = dict(named)
+    for name in NAMES:
+        masks |= {f"{name}@{ZOOMS[0]}": smaller[name], f"{name}@{ZOOMS[1]}": larger[name]}
     guard = Guard(CONFIG, method("source"), method("tesla"))
     monkeypatch.setattr(guard, "look", lambda *_: ({}, masks))
+    nothing = torch.zeros(4, 2, 40, 40)
     for name in NAMES:
         monkeypatch.setattr("tesla_med.engine.guard.judge", lambda *_, name=name: VERDICTS[name])
-        found = guard.judge(images, torch.zeros(4, 2, 40, 40), torch.zeros(4, 2, 40, 40)).signals["support_1"]
+        found = guard.judge(images, nothing, nothing).signals["support_1"]
         others = [agreement(named[name], named[other], 2) for other in NAMES if other != name]
-        want = 0.5 * (max(others) + agreement(named[name], zoomed[name], 2))
-        assert found == pytest.approx(want)
+        parts = {"agreement": max(others)}
+        parts["smaller"] = agreement(named[name], smaller[name], 2)
+        parts["larger"] = agreement(named[name], larger[name], 2)
+        assert found == pytest.approx(joined(parts))
 
 
 def test_masks_are_judged_as_they_will_be_written(make_images):

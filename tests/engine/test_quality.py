@@ -1,16 +1,17 @@
 """Predicted Dice: support by hand, the estimate, the audit, and the report's files."""
 
 import json
-import math
 
 import pytest
 import torch
 
 from tesla_med.config.models import QualityConfig
 from tesla_med.engine.quality import (
+    SHARES,
     audit,
     class_agreement,
     feature,
+    joined,
     needs_review,
     predicted_dice,
     support,
@@ -54,21 +55,37 @@ def test_support_by_hand():
     assert class_agreement(ours, near, 1) == pytest.approx(0.8)
     assert class_agreement(ours, far, 1) == 0.0
     assert class_agreement(ours, near, 2) is None
-    contrasts = [(ours, ours), (ours, moved)]
-    assert support(ours, [near, far], contrasts, 1) == pytest.approx((0.8 + (1 + 2 / 3) / 2) / 2)
-    assert support(ours, [near, far], contrasts, 2) is None
-    assert support(ours, [], [], 1) is None
-    assert support(ours, [ours], [(ours, ours)], 1) == 1.0
+    found = support(ours, [near, far], ours, moved, 1)
+    assert found == pytest.approx(1.02 - 0.02**0.5 * (1.02 - 2 / 3) ** 0.2 * (1.02 - 0.8) ** 0.3)
+    assert support(ours, [near, far], ours, moved, 2) is None
+    assert support(ours, [ours], ours, ours, 1) == pytest.approx(1.0)
+    assert support(ours, [], far, far, 1) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_every_part_of_the_support_counts(name):
+    parts = dict.fromkeys(SHARES, 0.9)
+    assert joined(parts) == pytest.approx(0.9)
+    assert joined(parts | {name: 0.5}) < 0.9 < joined(parts | {name: 1.0})
+    assert sum(SHARES.values()) == pytest.approx(1.0)
 
 
 def test_the_estimate_is_linear_in_the_feature():
-    assert feature(1.0) == pytest.approx(-math.log(0.02))
-    assert feature(0.0) == pytest.approx(-math.log(1.02))
+    assert feature(1.0) == 1.0
+    assert feature(0.5) == 0.25
     assert feature(2.0) == feature(1.0)
     found = predicted_dice(0.9, CONFIG)
-    assert found.dice == pytest.approx(0.5 + 0.1 * -math.log(0.12))
+    assert found.dice == pytest.approx(0.5 + 0.1 * 0.81)
     assert (found.low, found.high) == (pytest.approx(found.dice - 0.05), pytest.approx(found.dice + 0.05))
     assert predicted_dice(0.9, QualityConfig()) is None
+
+
+def test_the_interval_widens_as_the_estimate_falls():
+    config = CONFIG.model_copy(update={"intercept": 0.0, "slope": 1.0, "growth": 0.4})
+    for value in (0.9, 0.6):
+        found = predicted_dice(value, config)
+        assert found.high - found.dice == pytest.approx(0.05 + 0.4 * (1 - value**2))
+        assert found.dice - found.low == pytest.approx(found.high - found.dice)
 
 
 def test_estimates_stay_in_range():
@@ -76,7 +93,7 @@ def test_estimates_stay_in_range():
     found = predicted_dice(1.0, wide)
     assert (found.dice, found.high) == (1.0, 1.0)
     low = predicted_dice(0.0, CONFIG.model_copy(update={"intercept": -3.0}))
-    assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.0)
+    assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.05)
 
 
 def test_every_class_gets_its_own_estimate():
@@ -112,9 +129,9 @@ def test_the_estimate_follows_the_damage(make_images):
     values = []
     for shift in range(5):
         moved = truth.roll(shift, dims=1)
-        values.append(predicted_dice(support(truth, [moved], [(truth, moved)], 1), CONFIG).dice)
+        values.append(predicted_dice(support(truth, [moved], moved, moved, 1), CONFIG).dice)
     assert values == sorted(values, reverse=True)
-    assert values[0] - values[-1] > 0.05
+    assert values[0] - values[-1] > 0.03
 
 
 def test_files_of_the_report(tmp_path):
@@ -164,10 +181,24 @@ def made_up(program, noise=0.0):
 
 
 def test_the_fit_finds_the_line(program):
-    intercept, slope, half = program.fit(made_up(program, 0.02))
+    intercept, slope, half, growth = program.fit(made_up(program, 0.02))
     assert intercept == pytest.approx(0.4, abs=0.01)
-    assert slope == pytest.approx(0.12, abs=0.005)
-    assert half == pytest.approx(0.025, abs=0.01)
+    assert slope == pytest.approx(0.12, abs=0.02)
+    assert half + growth * 0.5 == pytest.approx(0.025, abs=0.01)
+
+
+def test_the_width_follows_the_residuals(program):
+    """Residuals that grow as the prediction falls give an interval that does, and holds 90 % everywhere."""
+    pairs = []
+    for number in range(120):
+        value = (0.2 + 0.8 * number / 120) ** 0.5
+        noise = (0.02 + 0.3 * (1 - value**2)) * (1 if number % 2 else -1) * (number % 7) / 6
+        pairs.append(program.Pair(f"site {number % 4}", str(number), value, value**2 + noise))
+    _, _, half, growth = program.fit(pairs)
+    assert 0.1 < growth < 0.5
+    assert half < 0.08
+    judged = program.cross_validated(pairs)
+    assert 85 <= judged["coverage_percent"] <= 98
 
 
 def test_each_group_is_predicted_from_the_others(program):
@@ -182,6 +213,15 @@ def test_each_group_is_predicted_from_the_others(program):
     odd = program.cross_validated(shifted)["groups"]["site 0"]
     assert odd["mean_error_points"] == pytest.approx(20.0, abs=0.1)  # it was not fitted on itself
     assert odd["coverage_percent"] == 0.0
+
+
+def test_the_zoo_is_read_candidate_by_candidate(program, tmp_path):
+    classes = [{"dice": 0.8, "support": 0.9}, {"dice": None, "support": 0.9}, {"dice": 0.7, "support": None}]
+    row = {"model": "m", "site": "s", "case": "a", "candidates": {"own": {"classes": classes}}}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "m-1.json").write_text(json.dumps({"volumes": [row]}))
+    (pair,) = program.read_zoo(tmp_path)
+    assert (pair.group, pair.case, pair.support, pair.dice) == ("m/s", "a", 0.9, 0.8)
 
 
 def test_runs_are_read_class_by_class(program, tmp_path):
