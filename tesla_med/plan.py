@@ -310,7 +310,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     """
     from tesla_med.models.base import default_device
     from tesla_med.models.loading import load_model, weights_path
-    from tesla_med.models.statistics import statistics_for
+    from tesla_med.models.statistics import statistics_for, with_histogram
     from tesla_med.tta.base import choose_protocol
 
     device = default_device(request.device)
@@ -321,12 +321,13 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     loaded = load_model(path, given, request.texts)
     for text in loaded.warnings:
         log.warning("%s", text)
-    trained = loaded.card.acquisition if loaded.card is not None else None
-    task = type(resolved.task)(site, loaded.pipeline, trained, request.wanted)
+    trained, digest = loaded.card.acquisition if loaded.card is not None else None, sha256(path)
+    statistics = statistics_for(protocol, path, digest, loaded.pipeline, request.statistics)
+    pipeline = with_histogram(loaded.pipeline, statistics)
+    task = type(resolved.task)(site, pipeline, trained, request.wanted)
     reset = request.reset or task.reset_for(protocol)
     if reset == "case":
         task.refuse({"reset-case"})
-    digest = sha256(path)
     default_out = Path("runs") / site.id / (request.folder_name or f"{method}-{protocol}")
     return Plan(
         request=request,
@@ -343,5 +344,5 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         out=default_out if request.out is None else Path(request.out),
         notes=(*task.notes(), *loaded.warnings),
         reports=reports_of(task, task.pipeline.reports),
-        statistics=statistics_for(protocol, path, digest, loaded.pipeline, request.statistics),
+        statistics=statistics,
     )

@@ -147,25 +147,33 @@ class LabelClass(Section):
 
 
 class Intensity(Section):
-    """Whole-volume scaling to [0, 1]: by extremes, or by percentiles with clipping."""
+    """Whole-volume scaling to [0, 1]: by extremes, by percentiles with clipping, or to a given histogram."""
 
-    scaling: Literal["minmax", "percentile"] = "minmax"
+    scaling: Literal["minmax", "percentile", "histogram"] = "minmax"
     lower: float = Field(0.5, ge=0, le=100)
     upper: float = Field(99.5, ge=0, le=100)
     bias_correction: bool = Field(
         False, description="first divide every slice by its receive field, itself after strong blurring"
     )
 
-    def __str__(self) -> str:
-        """Return the scaling in words."""
-        text = "min-max" if self.scaling == "minmax" else f"percentiles {self.lower:g} to {self.upper:g}"
-        return text + (", receive field divided out" if self.bias_correction else "")
+    quantiles: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] = Field(
+        (), description="for histogram: evenly spaced quantiles to be matched, of each channel"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Intensity:
         if self.lower >= self.upper:
             raise ValueError("lower must be below upper")
+        given = [item for item in self.quantiles if len(item) > 1 and list(item) == sorted(item)]
+        if (self.scaling == "histogram") != bool(self.quantiles) or len(given) < len(self.quantiles):
+            raise ValueError("scaling 'histogram', and no other, needs rising quantiles of each channel")
         return self
+
+    def __str__(self) -> str:
+        """Return the scaling in words."""
+        names = {"minmax": "min-max", "histogram": "the histogram of the source"}
+        text = names.get(self.scaling, f"percentiles {self.lower:g} to {self.upper:g}")
+        return text + (", receive field divided out" if self.bias_correction else "")
 
 
 class Preprocessing(Section):

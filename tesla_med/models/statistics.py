@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tesla_med.config.models import LabelClass, PipelineConfig, Protocol
+from tesla_med.config.models import Intensity, LabelClass, PipelineConfig, Protocol
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.io.files import atomic_path, sha256, write_json
 from tesla_med.models.checkpoint import versions
@@ -19,7 +19,10 @@ from tesla_med.types import Record
 
 
 class StatisticsCard(Record):
-    """What the statistics were measured on; written beside them as JSON."""
+    """What the statistics were measured on; written beside them as JSON.
+
+    ``intensities`` are evenly spaced quantiles of the images in [0, 1], of each channel.
+    """
 
     weights_sha256: str
     pipeline: str
@@ -31,6 +34,7 @@ class StatisticsCard(Record):
     pixels_per_slice: int | None
     seed: int
     features: int
+    intensities: tuple[tuple[float, ...], ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
 
 
@@ -103,6 +107,21 @@ def statistics_for(
     return GivenStatistics(moments, card, path, sha256(path))
 
 
+def with_histogram(pipeline: PipelineConfig, given: GivenStatistics | None) -> PipelineConfig:
+    """Return the pipeline with the source's histogram among the scalings to choose from, where it is known.
+
+    Args:
+        pipeline: of a run; where it leaves no choice of the scaling, none is added.
+        given: source statistics of the run; None under N.
+    """
+    if given is None or not given.card.intensities or not pipeline.scaling.candidates:
+        return pipeline
+    histogram = Intensity(scaling="histogram", quantiles=given.card.intensities)
+    candidates = (*pipeline.scaling.candidates, histogram)
+    scaling = pipeline.scaling.model_copy(update={"candidates": candidates})
+    return pipeline.model_copy(update={"scaling": scaling})
+
+
 def statistics_path(weights: Path) -> Path:
     """Return where the statistics of ``weights`` belong: ``<stem>.statistics.safetensors``."""
     return weights.with_name(f"{weights.stem}.statistics.safetensors")
@@ -169,6 +188,7 @@ def make_statistics_card(
     slices: int,
     statistics: SourceStatistics,
     seed: int,
+    intensities: tuple[tuple[float, ...], ...] = (),
 ) -> StatisticsCard:
     """Return the card of statistics measured with the network in the file ``weights``.
 
@@ -180,6 +200,7 @@ def make_statistics_card(
         slices: of all cases; a tile is one.
         statistics: what was measured.
         seed: of the draw of pixels.
+        intensities: quantiles of the images.
     """
     return StatisticsCard(
         weights_sha256=sha256(weights),
@@ -192,5 +213,6 @@ def make_statistics_card(
         pixels_per_slice=PIXELS_PER_SLICE if pipeline.task == "segmentation" else None,
         seed=seed,
         features=len(statistics.mean),
+        intensities=intensities,
         versions=versions(),
     )

@@ -175,10 +175,13 @@ class Preprocessor:
         from monai.transforms import ScaleIntensityd, ScaleIntensityRanged, ScaleIntensityRangePercentilesd
 
         from tesla_med.prepare.bias import BiasCorrection
+        from tesla_med.prepare.histogram import HistogramMatching
 
         intensity: Intensity = self.preprocessing.intensity
         corrected = intensity.bias_correction
-        steps = [BiasCorrection()] if corrected else []
+        steps: list[Any] = [BiasCorrection()] if corrected else []
+        if intensity.scaling == "histogram":
+            return [*steps, HistogramMatching(intensity.quantiles)]
         if len(volume.array) > 1 or corrected:
             if intensity.scaling == "percentile":
                 bounds = intensity.lower, intensity.upper

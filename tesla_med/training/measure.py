@@ -13,6 +13,7 @@ from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.loading import load_model
 from tesla_med.models.moments import SourceStatistics, source_statistics
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
+from tesla_med.prepare.histogram import Histogram
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import Part
 from tesla_med.types import Progress
@@ -37,6 +38,14 @@ def measure(
 
     generator = torch.Generator().manual_seed(seed)
     return source_statistics(model, stream(), len(pipeline.classes), generator=generator)
+
+
+def intensities(part: Part, pipeline: PipelineConfig) -> tuple[tuple[float, ...], ...]:
+    """Return evenly spaced quantiles of every image of ``part``, in [0, 1], of each channel."""
+    histogram = Histogram()
+    for images, _ in part.batches(pipeline.predict_batch):
+        histogram.add(images)
+    return histogram.quantiles()
 
 
 def compute_statistics(
@@ -69,6 +78,7 @@ def compute_statistics(
     statistics = measure(model, every, loaded.pipeline, seed, progress)
     path = out or statistics_path(weights)
     count = len(every.names), every.images
-    card = make_statistics_card(weights, loaded.pipeline, every.sites, *count, statistics, seed)
+    known = intensities(every, loaded.pipeline)
+    card = make_statistics_card(weights, loaded.pipeline, every.sites, *count, statistics, seed, known)
     save_statistics(path, statistics, card)
     return path

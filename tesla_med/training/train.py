@@ -22,7 +22,7 @@ from tesla_med.models.statistics import make_statistics_card, save_statistics, s
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.training.loop import TrainingRun, check_finite
-from tesla_med.training.measure import measure
+from tesla_med.training.measure import intensities, measure
 from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
@@ -151,7 +151,8 @@ def _train(
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
     count = len(training.names), training.images
-    about = make_statistics_card(out / WEIGHTS, pipeline, training.sites, *count, statistics, seed)
+    known = intensities(training, pipeline)
+    about = make_statistics_card(out / WEIGHTS, pipeline, training.sites, *count, statistics, seed, known)
     save_statistics(target, statistics, about)
     result = TrainResult(
         weights=out / WEIGHTS,
