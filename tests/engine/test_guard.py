@@ -19,6 +19,7 @@ from tesla_med.engine.guard import (
     judge,
     stack_shape,
     statistics_distance,
+    zoomed_mask,
 )
 from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
@@ -272,6 +273,23 @@ def test_the_largest_component_of_a_tensor():
     assert torch.equal(kept[1:], mask[1:])
     assert kept.dtype == mask.dtype
     assert np.array_equal(kept.numpy(), keep_largest(mask.numpy()))
+
+
+@pytest.mark.parametrize("zoom", ZOOMS)
+def test_the_network_sees_larger_or_smaller_slices_and_the_mask_comes_back(zoom, monkeypatch):
+    source, seen = method("source"), []
+    images = torch.zeros(2, 1, 40, 60)
+    images[:, :, 10:30, 20:50] = 1.0
+
+    def threshold(network, batch):
+        seen.append(batch)
+        return probabilities_of(batch[:, 0] > 0.5)
+
+    monkeypatch.setattr(source, "probabilities", threshold)
+    found = zoomed_mask(source, source.model, images, zoom)
+    assert seen[0].shape == (2, 1, round(40 * zoom), round(60 * zoom))
+    assert float((seen[0] > 0.5).float().mean()) == pytest.approx(20 * 30 / (40 * 60), rel=0.06)
+    assert agreement(found, (images[:, 0] > 0.5).long(), 2) > 0.95
 
 
 def test_supports_are_among_the_signals(make_images):
