@@ -289,7 +289,7 @@ def test_the_network_sees_larger_or_smaller_slices_and_the_mask_comes_back(zoom,
     found = zoomed_mask(source, source.model, images, zoom)
     assert seen[0].shape == (2, 1, round(40 * zoom), round(60 * zoom))
     assert float((seen[0] > 0.5).float().mean()) == pytest.approx(20 * 30 / (40 * 60), rel=0.12)
-    assert agreement(found, (images[:, 0] > 0.5).long(), 2) > 0.95
+    assert agreement(found, (images[:, 0] > 0.5).long(), 2) > 0.92
 
 
 def test_supports_are_among_the_signals(make_images):
