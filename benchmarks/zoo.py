@@ -56,6 +56,7 @@ STEP_SECONDS, VOLUME_SECONDS = 0.035, 5.0
 """Of a training step and of a volume under all recipes, on one H200 in bfloat16."""
 ARMS = ("source", "bn", "released", "unguarded", "default")
 LOSSES = (1.0, 2.0, 5.0)
+ALL_CANDIDATES = "guard.candidates=[source, own, half, part, mixed, adapted]"
 PREDICTED = ("dice", "predicted_dice", "predicted_low", "predicted_high")
 LOW, HIGH = 10.0, 50.0
 """Percent of Dice: a volume is lost if it ends below the first where a candidate was above the second."""
@@ -271,7 +272,6 @@ def figures(
         "dice": {
             "source": mean_dice(truth, mask_of(outcome.source), classes),
             "released": None if released is None else mean_dice(truth, mask_of(released), classes),
-            "written": mean_dice(truth, mask_of(outcome.probs), classes),
         },
         "candidates": {name: candidate(truth, masks, name, classes) for name in masks if "@" not in name},
     }
@@ -319,17 +319,18 @@ def measure(name: str, seed: int, options: argparse.Namespace, place: Place) -> 
     path = weights_of(name, seed, options, place)
     trained = time.perf_counter() - start
     quick = ("predict_batch=32", *place.common)
-    base = load_pipeline(model.task, (*quick, *options.set))
+    base = load_pipeline(model.task, (*quick, *options.set, ALL_CANDIDATES))
     loaded = load_model(path, base)
     pipeline = loaded.pipeline
     released = load_pipeline(f"{model.task}_released", quick)
+    usual = load_pipeline(model.task, options.set)
     rows = []
     for site in place.judged[name]:
         free_device_memory()
         reader = Reader(place.sites[model.task, site], pipeline, place.volumes[model.task], options.limit)
         for row in volumes_of(reader, pipeline, released, loaded.model, options, seed):
             rows.append({"model": name, "seed": seed, "site": site, **row})
-            print(f"{name} {seed} {site} {row['case']}: {shown(judged(row, pipeline))}", flush=True)
+            print(f"{name} {seed} {site} {row['case']}: {shown(judged(row, usual))}", flush=True)
     if options.forget and model.sites:
         path.unlink()
     return {

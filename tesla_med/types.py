@@ -206,8 +206,8 @@ class Verdict:
         reason: why, in words.
         collapsed: the adapted mask is not one to build on: the case should leave no trace.
         signals: what the decision was made from, and what else is worth a look, by name.
-        statistics: where the source's weights are taken with the volume's own normalisation statistics, the
-            share of these in the mixture with the source's, in (0, 1]; else 0.
+        statistics: where weights are taken under a mixture of the volume's own and the source's normalisation
+            statistics, the share of the volume's, in (0, 1]; else 0.
         diverged: adaptation gave values that are not finite.
         trusted: whether the mask that is taken can be trusted at all.
     """
@@ -222,7 +222,7 @@ class Verdict:
 
     @property
     def used(self) -> Used:
-        """Which model the share stands for; the volume's statistics alone are a partial step too."""
+        """Which model the share stands for; other statistics are a partial step too."""
         if self.statistics:
             return "partial"
         return "source" if self.share == 0 else "adapted" if self.share == 1 else "partial"

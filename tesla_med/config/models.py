@@ -269,10 +269,18 @@ class TrainConfig(Section):
         return {True: "mild", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
+Candidate = Literal["source", "own", "half", "part", "mixed", "adapted"]
+
+
 class GuardConfig(Section):
     """Which network's mask of a volume is taken; agreements are Dice of two masks."""
 
     enabled: bool = False
+    candidates: tuple[Candidate, ...] = Field(
+        ("source", "own", "half", "part", "adapted"),
+        description="networks whose masks are compared, as far as a network has them: 'own', 'half' and "
+        "'mixed' need batch norm, 'part' is for networks without",
+    )
     unsupported: float = Field(
         0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"
     )
@@ -288,6 +296,13 @@ class GuardConfig(Section):
         le=1,
         description="mean of consistency and best agreement below which no mask of a volume is trusted",
     )
+
+    @field_validator("candidates")
+    @classmethod
+    def _ends(cls, value: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        if not {"source", "adapted"} <= set(value) or len(set(value)) != len(value):
+            raise ValueError("needs 'source' and 'adapted', and each name once")
+        return value
 
 
 class QualityConfig(Section):

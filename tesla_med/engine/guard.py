@@ -35,6 +35,7 @@ LABELS = {
     "own": "the source's under the volume's own statistics",
     "half": "the source's half way to the volume's own statistics",
     "part": "that half way between source and adapted",
+    "mixed": "the adapted network's half way to the source's statistics",
     "adapted": "the adapted",
 }
 VERDICTS = {
@@ -42,6 +43,7 @@ VERDICTS = {
     "own": Verdict(0.0, "", statistics=1.0),
     "half": Verdict(0.0, "", statistics=HALF),
     "part": Verdict(HALF, ""),
+    "mixed": Verdict(1.0, "", statistics=HALF),
     "adapted": Verdict(1.0, ""),
 }
 """What each candidate stands for, from the one that moves least to the one that moves most."""
@@ -65,8 +67,9 @@ class Guard:
         self.largest = largest
         self.source = source
         self.method = method
-        between = ("own", "half") if norm_layers(source.model) else ("part",)
-        self.candidates = ("source", *between, "adapted")
+        between = ("own", "half", "mixed") if norm_layers(source.model) else ("part",)
+        possible = ("source", *between, "adapted")
+        self.candidates = tuple(name for name in possible if name in config.candidates)
 
     @torch.no_grad()
     def judge(self, images: Tensor, source: Tensor, adapted: Tensor) -> Verdict:
@@ -132,7 +135,11 @@ class Guard:
     @contextmanager
     def deployed(self, images: Tensor, verdict: Verdict) -> Iterator[Network]:
         """Give the network that a verdict on a volume stands for."""
-        if verdict.statistics > 0:
+        if verdict.statistics > 0 and verdict.share == 1.0:
+            network, rest = self.method.predictor, copied(running_statistics(self.source.model))
+            with self.method.own_statistics(network, images, MAX_SLICES, verdict.statistics, rest):
+                yield network
+        elif verdict.statistics > 0:
             network = self.source.model
             with self.source.own_statistics(network, images, MAX_SLICES, verdict.statistics):
                 yield network
@@ -254,7 +261,9 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
     signals = dict(signals)
-    names = [name for name in VERDICTS if f"consistency_{name}" in signals]
+    names: list[str] = [
+        name for name in VERDICTS if name in config.candidates and f"consistency_{name}" in signals
+    ]
     refused = {name: text for name in names if (text := _refusal(name, names, signals, config))}
     trust = {name: _trust(name, names, signals) for name in names}
     signals |= {f"trust_{name}": value for name, value in trust.items()}

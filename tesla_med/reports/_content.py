@@ -196,7 +196,8 @@ def case_rows(
 
 
 def _used_text(result: CaseResult) -> str:
-    share = f", {100 * result.share:.0f} %" if result.share else ", normalisation statistics only"
+    words = {0.0: "normalisation statistics only", 1.0: "mixed normalisation statistics"}
+    share = ", " + words.get(result.share or 0.0, f"{100 * (result.share or 0.0):.0f} %")
     return USED_TEXT[result.used] + (share if result.used == "partial" else "")
 
 

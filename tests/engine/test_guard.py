@@ -142,6 +142,36 @@ def test_empty_masks_do_not_support_each_other_where_something_is_found():
     assert verdict.trusted
 
 
+def test_candidates_can_be_left_out():
+    consistency = dict.fromkeys(NAMES, 0.7) | {"own": 0.96}
+    signals = signals_of((0.9,) * 6, [consistency[item] for item in NAMES])
+    assert candidate_of(judge(signals, CONFIG)) == "own"
+    few = CONFIG.model_copy(update={"candidates": ("source", "half", "adapted")})
+    assert candidate_of(judge(signals, few)) == "adapted"
+    assert Guard(few, method("source"), method("tesla")).candidates == ("source", "half", "adapted")
+    for wrong in (("source", "half"), ("source", "source", "adapted")):
+        with pytest.raises(ValueError, match="each name once"):
+            GuardConfig(candidates=wrong)
+
+
+@pytest.mark.parametrize("name", ["own", "half", "mixed", "adapted"])
+def test_every_candidate_repeats_its_probabilities(name, make_images):
+    """What the guard judged is what is deployed and saved."""
+    params = {"batch_slices": 4, "learning_rate": 0.01, "predict_statistics": "volume"}
+    ours, images = method("tesla", params), make_images(4, 32, 32)
+    config = CONFIG.model_copy(update={"candidates": ("source", "own", "half", "mixed", "adapted")})
+    predictor = CasePredictor(method("source"), ours, Driver(ours, "N-O", "case"), config)
+    ours.adapt(images)
+    source, adapted = predictor.source.predict(images), ours.predict(images)
+    _, masks = predictor.guard.look(images, source, adapted)
+    probs = predictor.guard.probabilities(images, VERDICTS[name])
+    assert torch.equal(probs.argmax(1), masks[name])
+    with predictor.deployed(images, VERDICTS[name]) as deployed:
+        again = make_method("source", deployed, {}, context()).predict(images)
+    assert torch.allclose(probs, again, atol=1e-6)
+    assert not torch.allclose(probs, source, atol=1e-3)
+
+
 def test_nothing_is_trusted_where_no_two_masks_agree():
     verdict = judge(signals_of((0.2,) * 6, (0.5, 0.9, 0.3, 0.8)), CONFIG)
     assert (candidate_of(verdict), verdict.trusted, verdict.collapsed) == ("own", False, True)
