@@ -288,7 +288,7 @@ class GuardConfig(Section):
         0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
     )
     head_start: float = Field(
-        0.2, ge=0, description="by how much another mask must be trusted more than the adapted one"
+        0.05, ge=0, description="by how much another mask must be trusted more than the adapted one"
     )
     least_support: float = Field(
         0.6,

@@ -96,7 +96,7 @@ def test_the_head_start_is_the_adapted_masks_alone():
     level = signals_of((0.9,) * 6, (0.9,) * 4)
     assert judge(level, CONFIG).used == "adapted"
     without = CONFIG.model_copy(update={"head_start": 0.0})
-    ahead = level | {"consistency_own": 0.91}
+    ahead = level | {"consistency_own": 0.904}
     assert candidate_of(judge(ahead, without)) == "own"
     assert judge(ahead, CONFIG).used == "adapted"
 
