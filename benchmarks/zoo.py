@@ -43,8 +43,8 @@ from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import Outcome, Predictor
 from tesla_med.engine.quality import SUPPORT, predicted_dice
 from tesla_med.models.base import default_device, device_name, norm_layers
-from tesla_med.models.checkpoint import versions
-from tesla_med.models.loading import load_model
+from tesla_med.models.checkpoint import steadiness_of, versions
+from tesla_med.models.loading import LoadedModel, load_model
 from tesla_med.scoring import metrics
 from tesla_med.training.train import WEIGHTS as SOURCE
 from tesla_med.training.train import train_source
@@ -225,21 +225,21 @@ def volumes_of(
     reader: Reader,
     pipeline: PipelineConfig,
     released: PipelineConfig,
-    model: Any,
+    loaded: LoadedModel,
     options: argparse.Namespace,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of every volume of a site under every recipe."""
-    device = default_device(options.device)
+    device, steady = default_device(options.device), steadiness_of(loaded.card)
 
     def method(name: str, of: PipelineConfig) -> Any:
         params = of.method_params(name, "N-O") if name != "source" else {}
         told = device, seed, of.preprocessing.model_range, options.precision, of.predict_batch
-        return make_method(name, model, params, MethodContext(*told))
+        return make_method(name, loaded.model, params, MethodContext(*told))
 
     source, ours = method("source", pipeline), method("tesla", pipeline)
     theirs = method("tesla", released)
-    options = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest}
+    options = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
     predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, **options)
     predictor.watch()
     other = Driver(theirs, "N-O", "case")
@@ -248,7 +248,7 @@ def volumes_of(
         unit = predictor.scaled(reader(ref))
         outcome = predictor(unit.images)
         probs = other.adapt_and_predict(unit.images)
-        row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline)
+        row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline, steady)
         chosen = unit.scaling or Scaling("", "", {})
         about = {"case": ref.name, "scaling": chosen.name, "scaling_signals": dict(chosen.signals)}
         yield about | row | {"seconds": time.perf_counter() - start}
@@ -260,6 +260,7 @@ def figures(
     masks: dict[str, torch.Tensor],
     released: torch.Tensor | None,
     pipeline: PipelineConfig,
+    steady: tuple[float, float],
 ) -> dict[str, Any]:
     """Return what is said of one volume, the Dice of every recipe and of every candidate included."""
     classes = outcome.probs.shape[1]
@@ -273,13 +274,17 @@ def figures(
             "source": mean_dice(truth, mask_of(outcome.source), classes),
             "released": None if released is None else mean_dice(truth, mask_of(released), classes),
         },
-        "candidates": {name: candidate(truth, masks, name, classes) for name in masks if "@" not in name},
+        "candidates": {
+            name: candidate(truth, masks, name, classes, steady) for name in masks if "@" not in name
+        },
     }
 
 
-def candidate(truth: np.ndarray, masks: dict[str, torch.Tensor], name: str, classes: int) -> dict[str, Any]:
+def candidate(
+    truth: np.ndarray, masks: dict[str, torch.Tensor], name: str, classes: int, steady: tuple[float, float]
+) -> dict[str, Any]:
     """Return the Dice of a candidate's mask and, by class, Dice and support."""
-    mask, supports = masks[name].cpu().numpy(), supports_of(masks, name, classes)
+    mask, supports = masks[name].cpu().numpy(), supports_of(masks, name, classes, steady)
     return {
         "dice": mean_dice(truth, mask, classes),
         "classes": [
@@ -328,7 +333,7 @@ def measure(name: str, seed: int, options: argparse.Namespace, place: Place) -> 
     for site in place.judged[name]:
         free_device_memory()
         reader = Reader(place.sites[model.task, site], pipeline, place.volumes[model.task], options.limit)
-        for row in volumes_of(reader, pipeline, released, loaded.model, options, seed):
+        for row in volumes_of(reader, pipeline, released, loaded, options, seed):
             rows.append({"model": name, "seed": seed, "site": site, **row})
             print(f"{name} {seed} {site} {row['case']}: {shown(judged(row, usual))}", flush=True)
     if options.forget and model.sites:

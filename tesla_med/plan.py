@@ -180,14 +180,21 @@ class Plan:
         """Return what predicts unit after unit: source and method, the driver between them, the guard."""
         from tesla_med.engine.driver import Driver
         from tesla_med.engine.predictor import Predictor
+        from tesla_med.models.checkpoint import steadiness_of
 
         source, task = self.make_method("source"), self.task
         method = source if self.method == "source" else self.make_method(self.method)
         noun = "slice" if task.joins else task.item
         driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
-        of, options = self.pipeline, {"remember": not task.joins, "largest": self.pipeline.keep_largest}
-        options |= {"recalibrate": of.recalibrate}
-        return Predictor(source, method, driver, of.guard, scaling=of.scaling, **options)
+        of = self.pipeline
+        return Predictor(
+            *(source, method, driver, of.guard),
+            scaling=of.scaling,
+            steadiness=steadiness_of(self.card),
+            largest=of.keep_largest,
+            recalibrate=of.recalibrate,
+            remember=not task.joins,
+        )
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""

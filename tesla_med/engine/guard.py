@@ -58,12 +58,21 @@ class Guard:
         source: the ``source`` method.
         method: the method that adapts.
         largest: whether masks will keep their largest component only; they are judged as they will be.
+        steadiness: the consistency of the source model with the reduced and with the enlarged slices of its
+            own training, in [0, 1], to which those of a volume are relative; default: 1.
     """
 
     def __init__(
-        self, config: GuardConfig, source: TTAMethod, method: TTAMethod, *, largest: bool = False
+        self,
+        config: GuardConfig,
+        source: TTAMethod,
+        method: TTAMethod,
+        *,
+        largest: bool = False,
+        steadiness: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.config = config
+        self.steadiness = steadiness
         self.largest = largest
         self.source = source
         self.method = method
@@ -82,7 +91,7 @@ class Guard:
         """
         signals, masks = self.look(images, source, adapted)
         verdict = judge(signals, self.config)
-        supports = supports_of(masks, candidate_of(verdict), source.shape[1])
+        supports = supports_of(masks, candidate_of(verdict), source.shape[1], self.steadiness)
         return replace(verdict, signals=verdict.signals | supports)
 
     def look(
@@ -116,7 +125,8 @@ class Guard:
         }
         if self.largest:
             masks = {name: largest_of(mask) for name, mask in masks.items()}
-        return signals | compared(masks, self.candidates, source.shape[1]), masks
+        found = compared(masks, self.candidates, source.shape[1], self.steadiness)
+        return signals | found, masks
 
     def _moved(self) -> float:
         """Return the distance of the adapted weights from the source's, relative to their norm."""
@@ -171,12 +181,20 @@ def candidate_of(verdict: Verdict) -> str:
 # ---------------------------------------------------------------- signals
 
 
-def compared(masks: Mapping[str, Tensor], names: tuple[str, ...], classes: int) -> dict[str, float]:
+def compared(
+    masks: Mapping[str, Tensor],
+    names: tuple[str, ...],
+    classes: int,
+    steadiness: tuple[float, float] = (1.0, 1.0),
+) -> dict[str, float]:
     """Return the signals that follow from masks: see :meth:`Guard.look`."""
     result: dict[str, float] = {}
     for name in names:
         result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
-        views = [agreement(masks[name], masks[f"{name}@{zoom}"], classes) for zoom in ZOOMS]
+        views = [
+            relative(agreement(masks[name], masks[f"{name}@{zoom}"], classes), usual)
+            for zoom, usual in zip(ZOOMS, steadiness, strict=True)
+        ]
         result[f"consistency_{name}"] = sum(views) / len(views)
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
@@ -184,12 +202,22 @@ def compared(masks: Mapping[str, Tensor], names: tuple[str, ...], classes: int) 
     return result
 
 
-def supports_of(masks: Mapping[str, Tensor], taken: str, classes: int) -> dict[str, float]:
+def relative(consistency: float, usual: float) -> float:
+    """Return a consistency as a share of the usual one, at most 1."""
+    return min(consistency / max(usual, 1e-6), 1.0)
+
+
+def supports_of(
+    masks: Mapping[str, Tensor],
+    taken: str,
+    classes: int,
+    steadiness: tuple[float, float] = (1.0, 1.0),
+) -> dict[str, float]:
     """Return the support of every foreground class of a candidate's mask, where there is one."""
     others = [mask for name, mask in masks.items() if name != taken and "@" not in name]
     smaller, larger = (masks[f"{taken}@{zoom}"] for zoom in ZOOMS)
     found = {
-        SUPPORT.format(index): support(masks[taken], others, larger, smaller, index)
+        SUPPORT.format(index): support(masks[taken], others, larger, smaller, index, steadiness)
         for index in range(1, classes)
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -45,6 +45,7 @@ class Predictor:
         recalibrate: choose a temperature for the adapted probabilities without labels.
         scaling: how the scaling of each unit is chosen; None: it is that of the training.
         largest: whether masks keep their largest component only.
+        steadiness: of the source model on its own training, for the guard.
         remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
 
@@ -59,6 +60,7 @@ class Predictor:
         remember: bool = False,
         scaling: ScalingChoice | None = None,
         largest: bool = False,
+        steadiness: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.source = source
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
@@ -68,7 +70,8 @@ class Predictor:
         self.method = method
         self.driver = driver
         judged = config.enabled and method.adapts
-        self.guard = Guard(config, source, method, largest=largest) if judged else None
+        guard = Guard(config, source, method, largest=largest, steadiness=steadiness)
+        self.guard = guard if judged else None
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""

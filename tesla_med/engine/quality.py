@@ -46,7 +46,12 @@ def class_agreement(first: Tensor, second: Tensor, index: int) -> float | None:
 
 
 def support(
-    mask: Tensor, others: Sequence[Tensor], larger: Tensor, smaller: Tensor, index: int
+    mask: Tensor,
+    others: Sequence[Tensor],
+    larger: Tensor,
+    smaller: Tensor,
+    index: int,
+    steadiness: tuple[float, float] = (1.0, 1.0),
 ) -> float | None:
     """Return the support of one class.
 
@@ -56,6 +61,7 @@ def support(
         larger: of the same network, found in the enlarged slices.
         smaller: found in the reduced ones.
         index: the class.
+        steadiness: the usual consistency with the reduced and with the enlarged slices.
 
     Returns:
         A value in [0, 1], or None where no mask has the class.
@@ -68,7 +74,8 @@ def support(
     }
     if all(value is None for value in parts.values()):
         return None
-    return joined({name: 0.0 if value is None else value for name, value in parts.items()})
+    usual = {"smaller": steadiness[0], "larger": steadiness[1]}
+    return joined({name: min((value or 0.0) / usual.get(name, 1.0), 1.0) for name, value in parts.items()})
 
 
 def joined(parts: Mapping[str, float]) -> float:

@@ -41,6 +41,18 @@ class ModelCard(Record):
     extra: dict[str, Any] = {}
 
 
+STEADINESS = "steadiness"
+"""In ``extra`` of a card: consistency with reduced and with enlarged slices on the images of the training."""
+
+
+def steadiness_of(card: ModelCard | None) -> tuple[float, float]:
+    """Return how steady a network is with reduced and with enlarged slices of its training; unknown: 1."""
+    found = None if card is None else card.extra.get(STEADINESS)
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        return (1.0, 1.0)
+    return (float(found[0]), float(found[1]))
+
+
 def make_card(
     pipeline: PipelineConfig,
     training_sites: tuple[str, ...] = (),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.engine.guard import ZOOMS, zoomed_mask
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.loading import load_model
 from tesla_med.models.moments import SourceStatistics, source_statistics
@@ -16,6 +17,7 @@ from tesla_med.models.statistics import make_statistics_card, save_statistics, s
 from tesla_med.prepare.histogram import Histogram
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import Part
+from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Progress
 
 
@@ -38,6 +40,32 @@ def measure(
 
     generator = torch.Generator().manual_seed(seed)
     return source_statistics(model, stream(), len(pipeline.classes), generator=generator)
+
+
+@torch.no_grad()
+def steadiness(model: Network, part: Part, pipeline: PipelineConfig) -> tuple[float, float]:
+    """Return how well masks agree with those in reduced and in enlarged slices, over all images of ``part``.
+
+    The Dice of each foreground class over all of them, averaged over classes; 1 where nothing is found.
+    What a network that was not trained at several sizes makes of them says little of a mask, and this
+    says how little.
+    """
+    device = next(model.parameters()).device
+    context = MethodContext(
+        device, model_range=pipeline.preprocessing.model_range, predict_batch=pipeline.predict_batch
+    )
+    source, classes = make_method("source", model, {}, context), len(pipeline.classes)
+    common, total = torch.zeros(len(ZOOMS), classes), torch.zeros(len(ZOOMS), classes)
+    for images, _ in part.batches(pipeline.predict_batch):
+        mask = source.probabilities(source.model, images).argmax(1)
+        for row, zoom in enumerate(ZOOMS):
+            found = zoomed_mask(source, source.model, images, zoom)
+            for index in range(1, classes):
+                one, two = mask == index, found == index
+                common[row, index] += int((one & two).sum())
+                total[row, index] += int(one.sum()) + int(two.sum())
+    dice = torch.where(total > 0, 2.0 * common / total.clamp_min(1.0), 1.0)[:, 1:].mean(dim=1)
+    return (float(dice[0]), float(dice[1]))
 
 
 def intensities(part: Part, pipeline: PipelineConfig) -> tuple[tuple[float, ...], ...]:

@@ -17,12 +17,20 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, output_lock, write_json
 from tesla_med.models.base import build_model, default_device
-from tesla_med.models.checkpoint import load_state, make_card, read_state, save_checkpoint, versions
+from tesla_med.models.checkpoint import (
+    STEADINESS,
+    load_state,
+    make_card,
+    read_card,
+    read_state,
+    save_checkpoint,
+    versions,
+)
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.training.loop import TrainingRun, check_finite
-from tesla_med.training.measure import intensities, measure
+from tesla_med.training.measure import intensities, measure, steadiness
 from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
@@ -148,6 +156,8 @@ def _train(
         card = make_card(pipeline, names, {"seed": seed, **extra}, data.acquisition)
         _fit(run, training, held, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
+    if pipeline.task == "segmentation":
+        _remember(out / WEIGHTS, steadiness(run.model, held if held.names else training, pipeline))
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
     count = len(training.names), training.images
@@ -167,6 +177,14 @@ def _train(
     )
     write_json(out / "train.json", _record(result, settings, str(device), data.left_out, extra))
     return result
+
+
+def _remember(weights: Path, steady: tuple[float, float]) -> None:
+    """Add to the card how steady the masks of the weights are on the images of their training."""
+    card = read_card(weights)
+    assert card is not None  # noqa: S101 - it was written with the weights
+    extra = {**card.extra, STEADINESS: list(steady)}
+    write_json(weights.with_suffix(".json"), card.model_copy(update={"extra": extra}).model_dump(mode="json"))
 
 
 def _scaled(pipeline: PipelineConfig) -> PipelineConfig:

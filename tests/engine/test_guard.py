@@ -19,6 +19,7 @@ from tesla_med.engine.guard import (
     judge,
     stack_shape,
     statistics_distance,
+    supports_of,
     zoomed_mask,
 )
 from tesla_med.engine.postprocess import keep_largest, largest_of
@@ -303,6 +304,32 @@ def test_the_largest_component_of_a_tensor():
     assert torch.equal(kept[1:], mask[1:])
     assert kept.dtype == mask.dtype
     assert np.array_equal(kept.numpy(), keep_largest(mask.numpy()))
+
+
+def test_consistency_is_relative_to_that_of_the_training():
+    boxes = {"source": (0, 10), f"source@{ZOOMS[0]}": (0, 4), f"source@{ZOOMS[1]}": (0, 6)}
+    boxes |= {name.replace("source", "adapted"): box for name, box in boxes.items()}
+    masks = masks_of(boxes)
+    plain = [8 / 14, 12 / 16]
+    for usual in ((1.0, 1.0), (0.9, 0.8), (0.5, 0.2)):
+        want = [min(value / share, 1.0) for value, share in zip(plain, usual, strict=True)]
+        found = compared(masks, ("source", "adapted"), 2, usual)
+        assert found["consistency_source"] == pytest.approx(sum(want) / 2)
+        parts = {"smaller": want[0], "larger": want[1], "agreement": 1.0}
+        assert supports_of(masks, "source", 2, usual)["support_1"] == pytest.approx(joined(parts))
+
+
+def test_a_guard_uses_the_steadiness_it_is_told(make_images, monkeypatch):
+    images, body = make_images(4, 40, 40), torch.zeros(4, 40, 40)
+    body[:, 10:30, 10:30] = 1
+    monkeypatch.setattr("tesla_med.engine.guard.zoomed_mask", lambda *_: body.long().roll(8, dims=2))
+    values = []
+    for steadiness in ((1.0, 1.0), (0.8, 0.8)):
+        guard = Guard(CONFIG, method("source"), method("tesla"), steadiness=steadiness)
+        values.append(guard.judge(images, probabilities_of(body), probabilities_of(body)).signals)
+    assert values[0]["consistency_source"] == pytest.approx(0.6)
+    assert values[1]["consistency_source"] == pytest.approx(0.75)
+    assert values[0]["support_1"] < values[1]["support_1"]
 
 
 @pytest.mark.parametrize("zoom", ZOOMS)

@@ -12,7 +12,14 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError, OutputError
 from tesla_med.models.base import build_model
-from tesla_med.models.checkpoint import load_state, make_card, read_card, read_state, save_checkpoint
+from tesla_med.models.checkpoint import (
+    load_state,
+    make_card,
+    read_card,
+    read_state,
+    save_checkpoint,
+    steadiness_of,
+)
 from tesla_med.models.unet import UNet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,8 +61,22 @@ def test_round_trip(saved):
     assert sorted(item.name for item in path.parent.iterdir()) == ["weights.json", "weights.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("extra", "want"),
+    [({}, (1.0, 1.0)), ({"steadiness": [0.9, 0.8]}, (0.9, 0.8)), ({"steadiness": [0.9]}, (1.0, 1.0))],
+)
+def test_how_steady_a_network_is_on_its_training(extra, want):
+    assert steadiness_of(make_card(load_pipeline("prostate"), extra=extra)) == want
+    assert steadiness_of(None) == (1.0, 1.0)
+
+
 def test_a_network_with_a_tensor_under_two_names_is_saved(tmp_path):
-    blocks = {"kernel_size": [3, 3], "strides": [1, 2], "upsample_kernel_size": [2], "filters": [4, 8]}
+    blocks = {
+        "kernel_size": [3] * 3,
+        "strides": [1, 2, 2],
+        "upsample_kernel_size": [2] * 2,
+        "filters": [4, 8, 8],
+    }
     changes = ("model.name=monai", f"model.params={{class_name: DynUNet, divisor: 4, arguments: {blocks}}}")
     pipeline = load_pipeline("prostate", changes)
     model, path = build_model(pipeline), tmp_path / "dyn.safetensors"

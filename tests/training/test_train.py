@@ -14,10 +14,13 @@ from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
 from tesla_med.io.files import output_lock
+from tesla_med.models.base import build_model
+from tesla_med.models.checkpoint import read_card, steadiness_of
 from tesla_med.models.loading import load_model
 from tesla_med.models.statistics import load_statistics
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
 from tesla_med.training.loop import TrainingRun
+from tesla_med.training.measure import steadiness
 from tesla_med.training.train import train_source
 
 SITE = SiteConfig(
@@ -246,6 +249,41 @@ def case(name: str, holds: tuple[bool, ...], site: str = "P") -> LabelledCase:
         labels[index, 2:5, 3:6] = int(value)
     images = torch.arange(len(holds)).float()[:, None, None, None].expand(-1, 1, 8, 8) / 10
     return LabelledCase(site, name, images, labels, tuple(i for i, value in enumerate(holds) if value))
+
+
+def test_the_card_says_how_steady_the_network_is(volumes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train_source(small(), [SITE], volumes, out, seed=1, device="cpu")
+    card = read_card(out / "source.safetensors")
+    assert card is not None
+    smaller, larger = steadiness_of(card)
+    assert card.extra["steadiness"] == [smaller, larger]
+    assert 0 <= smaller <= 1
+    assert 0 <= larger <= 1
+    assert card.extra["seed"] == 1
+
+
+def test_steadiness_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all images of a part: the Dice of each class over all of them, averaged over the classes."""
+    pipeline = load_pipeline("prostate", ("model.params.width=4", "predict_batch=2"))
+    network = build_model(pipeline)
+    images = torch.rand(3, 1, 32, 32)
+    case = LabelledCase("X", "a", images, torch.zeros(3, 32, 32, dtype=torch.long), ())
+    first, moved = torch.zeros(3, 32, 32), torch.zeros(3, 32, 32)
+    first[0, :8], moved[0, :4] = 1, 1
+    found = {0.85: moved, 1.2: first}
+
+    def probabilities(self: Any, model: Any, batch: torch.Tensor) -> torch.Tensor:
+        mask = first[: len(batch)] if float(batch[0, 0, 0, 0]) == float(images[0, 0, 0, 0]) else first[2:]
+        return torch.stack([1 - mask, mask], dim=1)
+
+    def zoomed(method: Any, model: Any, batch: torch.Tensor, zoom: float) -> torch.Tensor:
+        start = 0 if float(batch[0, 0, 0, 0]) == float(images[0, 0, 0, 0]) else 2
+        return found[zoom][start : start + len(batch)].long()
+
+    monkeypatch.setattr("tesla_med.tta.source.Source.probabilities", probabilities)
+    monkeypatch.setattr("tesla_med.training.measure.zoomed_mask", zoomed)
+    assert steadiness(network, Slices([case], 0.5), pipeline) == (pytest.approx(2 / 3), 1.0)
 
 
 def test_split_keeps_subjects_together() -> None:
