@@ -36,26 +36,36 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pair:
-    """One class of one case: the group that is left out together, its support and its Dice."""
+    """One class of one case: the group left out together, its support, its Dice, and the network's own."""
 
     group: str
     case: str
     support: float
     dice: float
+    source_dice: float = 1.0
 
 
 def read_runs(folders: Iterable[Path]) -> list[Pair]:
     """Return every class of every case that has both a support and a Dice; a site is a group."""
     pairs = []
     for folder in map(Path.absolute, folders):
+        known = source_dice(folder)
         for path in sorted((folder / ".cases").rglob("*.json")):
             record = json.loads(path.read_text(encoding="utf-8"))
             for index, score in enumerate(record["scores"], 1):
                 support = record["signals"].get(SUPPORT.format(index))
                 if support is not None and score["dice"] is not None:
                     group = f"{folder.parents[1].name}/{record['site']}"
-                    pairs.append(Pair(group, record["case"], support, score["dice"]))
+                    pairs.append(Pair(group, record["case"], support, score["dice"], known))
     return pairs
+
+
+def source_dice(folder: Path) -> float:
+    """Return the Dice that the network of a run has on its training, as ``run.json`` has it; else 1."""
+    path = folder / "run.json"
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    quality = content.get("settings", {}).get("pipeline", {}).get("quality", {})
+    return float(quality.get("source_dice", 1.0))
 
 
 def read_zoo(folder: Path) -> list[Pair]:
@@ -66,7 +76,7 @@ def read_zoo(folder: Path) -> list[Pair]:
             for item in [part for found in row["candidates"].values() for part in found["classes"]]:
                 if item["support"] is not None and item["dice"] is not None:
                     group = f"{row['model']}/{row['site']}"
-                    pairs.append(Pair(group, row["case"], item["support"], item["dice"]))
+                    pairs.append(Pair(group, row["case"], item["support"], item["dice"], row["source_dice"]))
     return pairs
 
 
@@ -153,7 +163,7 @@ def with_coefficients(pairs: Sequence[Pair], config: QualityConfig) -> dict[str,
 
 
 def _columns(pairs: Sequence[Pair]) -> tuple[Doubles, Doubles]:
-    features = np.array([feature(pair.support) for pair in pairs], dtype=np.float64)
+    features = np.array([pair.source_dice * feature(pair.support) for pair in pairs], dtype=np.float64)
     return features, np.array([pair.dice for pair in pairs], dtype=np.float64)
 
 

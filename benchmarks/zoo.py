@@ -300,12 +300,13 @@ def judged(row: dict[str, Any], pipeline: PipelineConfig) -> dict[str, Any]:
     Both follow from what is kept of the volume, so that thresholds can be changed without a new run.
     """
     verdict = judge(row["signals"], pipeline.guard)
+    quality = pipeline.quality.model_copy(update={"source_dice": row["source_dice"]})
     taken, found = candidate_of(verdict), row["candidates"]
     dice = row["dice"] | {"default": found[taken]["dice"], "unguarded": found["adapted"]["dice"]}
     if "own" in found:
         dice["bn"] = found["own"]["dice"]
     estimates = [
-        (item["dice"], predicted_dice(item["support"], pipeline.quality))
+        (item["dice"], predicted_dice(item["support"], quality))
         for item in found[taken]["classes"]
         if item["dice"] is not None and item["support"] is not None
     ]
@@ -334,8 +335,9 @@ def measure(name: str, seed: int, options: argparse.Namespace, place: Place) -> 
         free_device_memory()
         reader = Reader(place.sites[model.task, site], pipeline, place.volumes[model.task], options.limit)
         for row in volumes_of(reader, pipeline, released, loaded, options, seed):
-            rows.append({"model": name, "seed": seed, "site": site, **row})
-            print(f"{name} {seed} {site} {row['case']}: {shown(judged(row, usual))}", flush=True)
+            about = {"model": name, "seed": seed, "site": site, "source_dice": pipeline.quality.source_dice}
+            rows.append({**about, **row})
+            print(f"{name} {seed} {site} {row['case']}: {shown(judged(rows[-1], usual))}", flush=True)
     if options.forget and model.sites:
         path.unlink()
     return {

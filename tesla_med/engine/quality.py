@@ -7,9 +7,9 @@ Three things that a good mask has are measured for each class and joined to its 
 * agreement: the Dice with the closest of the other candidates' masks (see ``tesla_med.engine.guard``).
 
 Their distances from 1.02 are averaged on a logarithmic scale, so that a single one that fails counts.
-The predicted Dice is linear in the square of the support, and the interval widens as it falls. The
-coefficients are fitted by ``benchmarks/quality.py`` on runs with references, never on the site that is
-judged.
+The predicted Dice is linear in the square of the support times the Dice that the network has on held-out
+images of its training, and the interval widens as it falls. The coefficients are fitted by
+``benchmarks/quality.py`` on runs with references, never on the site that is judged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from tesla_med.config.models import QualityConfig
 from tesla_med.records import CaseResult, ClassScore
 
 SUPPORT = "support_{}"
-SHARES = {"larger": 0.5, "smaller": 0.2, "agreement": 0.3}
+SHARES = {"larger": 0.36, "smaller": 0.14, "agreement": 0.5}
 """Weight of each part of the support, on a logarithmic scale."""
+_CARE = 3
+"""Power of the usual value of a part by which its weight falls."""
 _OFFSET = 1.02
 
 
@@ -74,14 +76,22 @@ def support(
     }
     if all(value is None for value in parts.values()):
         return None
-    usual = {"smaller": steadiness[0], "larger": steadiness[1]}
-    return joined({name: min((value or 0.0) / usual.get(name, 1.0), 1.0) for name, value in parts.items()})
+    return joined({name: value or 0.0 for name, value in parts.items()}, steadiness)
 
 
-def joined(parts: Mapping[str, float]) -> float:
-    """Return the support of the parts named in ``SHARES``, all in [0, 1]."""
-    logarithm = sum(share * math.log(_OFFSET - parts[name]) for name, share in SHARES.items())
-    return min(max(_OFFSET - math.exp(logarithm), 0.0), 1.0)
+def joined(parts: Mapping[str, float], steadiness: tuple[float, float] = (1.0, 1.0)) -> float:
+    """Return the support of the parts named in ``SHARES``, all in [0, 1].
+
+    A part counts relative to the usual value, and the less the lower that is: a network which loses the
+    structure in enlarged slices of its training too says nothing by losing it.
+    """
+    usual = {"smaller": steadiness[0], "larger": steadiness[1], "agreement": 1.0}
+    shares = {name: share * usual[name] ** _CARE for name, share in SHARES.items()}
+    logarithm = sum(
+        share * math.log(_OFFSET - min(parts[name] / max(usual[name], 1e-6), 1.0))
+        for name, share in shares.items()
+    )
+    return min(max(_OFFSET - math.exp(logarithm / sum(shares.values())), 0.0), 1.0)
 
 
 def feature(value: float) -> float:
@@ -93,7 +103,7 @@ def predicted_dice(value: float, config: QualityConfig) -> DiceEstimate | None:
     """Return the predicted Dice for a support, or None where the pipeline has no coefficients."""
     if config.intercept is None:
         return None
-    dice = min(max(config.intercept + config.slope * feature(value), 0.0), 1.0)
+    dice = min(max(config.intercept + config.slope * config.source_dice * feature(value), 0.0), 1.0)
     half = config.half_width + config.growth * (1.0 - dice)
     low, high = dice - half, dice + half
     return DiceEstimate(*(min(max(item, 0.0), 1.0) for item in (dice, low, high)))

@@ -41,6 +41,8 @@ class ModelCard(Record):
     extra: dict[str, Any] = {}
 
 
+SOURCE_DICE = "source_dice"
+"""In ``extra`` of a card: Dice on held-out images of the training."""
 STEADINESS = "steadiness"
 """In ``extra`` of a card: consistency with reduced and with enlarged slices on the images of the training."""
 

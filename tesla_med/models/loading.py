@@ -9,7 +9,7 @@ from typing import Any
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
-from tesla_med.models.checkpoint import ModelCard, load_state, read_card, read_state
+from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read_card, read_state
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
         resolved, warnings = _follow_card(card, pipeline, overrides)
     if any(text.startswith("preprocessing.intensity") for text in overrides):
         resolved = resolved.model_copy(update={"scaling": ScalingChoice()})  # it is named, so not chosen
+    known = None if card is None else card.extra.get(SOURCE_DICE)
+    if isinstance(known, float) and 0 < known <= 1 and pipeline.quality.source_dice == 1.0:
+        quality = resolved.quality.model_copy(update={"source_dice": known})
+        resolved = resolved.model_copy(update={"quality": quality})
     model = build_model(resolved)
     load_state(model, state, path)
     return LoadedModel(model, resolved, card, warnings)

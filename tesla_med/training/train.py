@@ -18,6 +18,7 @@ from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, output_lock, write_json
 from tesla_med.models.base import build_model, default_device
 from tesla_med.models.checkpoint import (
+    SOURCE_DICE,
     STEADINESS,
     load_state,
     make_card,
@@ -157,7 +158,7 @@ def _train(
         _fit(run, training, held, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     if pipeline.task == "segmentation":
-        _remember(out / WEIGHTS, steadiness(run.model, held if held.names else training, pipeline))
+        _remember(out / WEIGHTS, run.best, steadiness(run.model, held if held.names else training, pipeline))
     statistics = measure(run.model, training, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
     count = len(training.names), training.images
@@ -179,11 +180,11 @@ def _train(
     return result
 
 
-def _remember(weights: Path, steady: tuple[float, float]) -> None:
-    """Add to the card how steady the masks of the weights are on the images of their training."""
+def _remember(weights: Path, dice: float, steady: tuple[float, float]) -> None:
+    """Add to the card how good and how steady the masks are on the images of the training."""
     card = read_card(weights)
     assert card is not None  # noqa: S101 - it was written with the weights
-    extra = {**card.extra, STEADINESS: list(steady)}
+    extra = {**card.extra, SOURCE_DICE: float(dice), STEADINESS: list(steady)}
     write_json(weights.with_suffix(".json"), card.model_copy(update={"extra": extra}).model_dump(mode="json"))
 
 

@@ -315,8 +315,8 @@ def test_consistency_is_relative_to_that_of_the_training():
         want = [min(value / share, 1.0) for value, share in zip(plain, usual, strict=True)]
         found = compared(masks, ("source", "adapted"), 2, usual)
         assert found["consistency_source"] == pytest.approx(sum(want) / 2)
-        parts = {"smaller": want[0], "larger": want[1], "agreement": 1.0}
-        assert supports_of(masks, "source", 2, usual)["support_1"] == pytest.approx(joined(parts))
+        parts = {"smaller": plain[0], "larger": plain[1], "agreement": 1.0}
+        assert supports_of(masks, "source", 2, usual)["support_1"] == pytest.approx(joined(parts, usual))
 
 
 def test_a_guard_uses_the_steadiness_it_is_told(make_images, monkeypatch):

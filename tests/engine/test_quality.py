@@ -1,6 +1,7 @@
 """Predicted Dice: support by hand, the estimate, the audit, and the report's files."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_support_by_hand():
     assert class_agreement(ours, far, 1) == 0.0
     assert class_agreement(ours, near, 2) is None
     found = support(ours, [near, far], ours, moved, 1)
-    assert found == pytest.approx(1.02 - 0.02**0.5 * (1.02 - 2 / 3) ** 0.2 * (1.02 - 0.8) ** 0.3)
+    assert found == pytest.approx(1.02 - 0.02**0.36 * (1.02 - 2 / 3) ** 0.14 * (1.02 - 0.8) ** 0.5)
     assert support(ours, [near, far], ours, moved, 2) is None
     assert support(ours, [ours], ours, ours, 1) == pytest.approx(1.0)
     assert support(ours, [], far, far, 1) == pytest.approx(0.0)
@@ -68,6 +69,24 @@ def test_every_part_of_the_support_counts(name):
     assert joined(parts) == pytest.approx(0.9)
     assert joined(parts | {name: 0.5}) < 0.9 < joined(parts | {name: 1.0})
     assert sum(SHARES.values()) == pytest.approx(1.0)
+
+
+def test_a_part_counts_relative_to_the_usual_value_and_less_the_lower_that_is():
+    parts = {"larger": 0.45, "smaller": 0.9, "agreement": 0.8}
+    shares = {"larger": 0.36 * 0.5**3, "smaller": 0.14, "agreement": 0.5}
+    logs = {
+        "larger": math.log(1.02 - 0.9),
+        "smaller": math.log(1.02 - 0.9),
+        "agreement": math.log(1.02 - 0.8),
+    }
+    want = sum(shares[name] * logs[name] for name in parts) / sum(shares.values())
+    assert joined(parts, (1.0, 0.5)) == pytest.approx(1.02 - math.exp(want))
+    assert joined(parts | {"larger": 0.0, "smaller": 0.0}, (0.0, 0.0)) == pytest.approx(0.8)
+
+
+def test_a_network_that_is_poor_at_home_is_not_expected_to_be_better_elsewhere():
+    poor = CONFIG.model_copy(update={"source_dice": 0.5})
+    assert predicted_dice(0.9, poor).dice == pytest.approx(0.5 + 0.1 * 0.5 * 0.81)
 
 
 def test_the_estimate_is_linear_in_the_feature():
@@ -217,11 +236,17 @@ def test_each_group_is_predicted_from_the_others(program):
 
 def test_the_zoo_is_read_candidate_by_candidate(program, tmp_path):
     classes = [{"dice": 0.8, "support": 0.9}, {"dice": None, "support": 0.9}, {"dice": 0.7, "support": None}]
-    row = {"model": "m", "site": "s", "case": "a", "candidates": {"own": {"classes": classes}}}
+    row = {
+        "model": "m",
+        "site": "s",
+        "case": "a",
+        "source_dice": 0.9,
+        "candidates": {"own": {"classes": classes}},
+    }
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m-1.json").write_text(json.dumps({"volumes": [row]}))
     (pair,) = program.read_zoo(tmp_path)
-    assert (pair.group, pair.case, pair.support, pair.dice) == ("m/s", "a", 0.9, 0.8)
+    assert (pair.group, pair.case, pair.support, pair.dice, pair.source_dice) == ("m/s", "a", 0.9, 0.8, 0.9)
 
 
 def test_runs_are_read_class_by_class(program, tmp_path):
