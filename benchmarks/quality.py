@@ -68,11 +68,15 @@ def source_dice(folder: Path) -> float:
     return float(quality.get("source_dice", 1.0))
 
 
-def read_zoo(folder: Path) -> list[Pair]:
-    """Return every class of every candidate of ``benchmarks/zoo.py``; a model on a site is a group."""
+def read_zoo(folder: Path, task: str = "prostate") -> list[Pair]:
+    """Return every class of every candidate of ``benchmarks/zoo.py``; a model on a site is a group.
+
+    Models of the cord have it in their name.
+    """
     pairs = []
     for path in sorted((folder / "results").glob("*.json")):
-        for row in json.loads(path.read_text(encoding="utf-8"))["volumes"]:
+        rows = json.loads(path.read_text(encoding="utf-8"))["volumes"]
+        for row in [item for item in rows if item["model"].endswith("cord") == (task == "spinal_cord")]:
             for item in [part for found in row["candidates"].values() for part in found["classes"]]:
                 if item["support"] is not None and item["dice"] is not None:
                     group = f"{row['model']}/{row['site']}"
@@ -259,7 +263,7 @@ def main() -> None:
     if options.quick:
         options.strengths, options.cases, options.updates = [0.0, 1.0], 2, 2
     runs = list(options.runs) + (phantom_runs(options) if options.phantoms else [])
-    pairs = read_runs(runs) + [pair for folder in options.zoo for pair in read_zoo(folder)]
+    pairs = read_runs(runs) + [pair for folder in options.zoo for pair in read_zoo(folder, options.task)]
     if len(pairs) < 3:
         raise SystemExit(
             f"{len(pairs)} classes with a support and a Dice in {len(runs)} runs; at least 3 needed"
