@@ -187,14 +187,9 @@ class Plan:
         noun = "slice" if task.joins else task.item
         driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
         of = self.pipeline
-        return Predictor(
-            *(source, method, driver, of.guard),
-            scaling=of.scaling,
-            steadiness=steadiness_of(self.card),
-            largest=of.keep_largest,
-            recalibrate=of.recalibrate,
-            remember=not task.joins,
-        )
+        options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(self.card)}
+        options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
+        return Predictor(source, method, driver, of.guard, **options)
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""

@@ -219,8 +219,8 @@ class ScalingChoice(Section):
     shifted: float = Field(
         0.1,
         ge=0,
-        description="distance of the volume's normalisation statistics from the network's above which "
-        "another scaling than that of the training is considered",
+        description="distance of the volume's normalisation statistics from the network's above which another "
+        "scaling is considered",
     )
     gain: float = Field(
         0.5, ge=0, le=1, description="share of this distance below which that of another scaling must be"
@@ -229,8 +229,7 @@ class ScalingChoice(Section):
         0.5,
         ge=0,
         le=1,
-        description="for networks without batch norm: Dice of the mask with that of the zoomed slices below "
-        "which another scaling is considered",
+        description="without batch norm: Dice with the mask of zoomed slices below which another is considered",
     )
     steadier: float = Field(0.25, ge=0, le=1, description="by how much that Dice must be higher with it")
     slices: int = Field(16, ge=1, description="the most slices that are looked at, evenly spaced")
@@ -278,8 +277,7 @@ class GuardConfig(Section):
     enabled: bool = False
     candidates: tuple[Candidate, ...] = Field(
         ("source", "own", "half", "part", "adapted"),
-        description="networks whose masks are compared, as far as a network has them: 'own', 'half' and "
-        "'mixed' need batch norm, 'part' is for networks without",
+        description="whose masks are compared; 'own', 'half', 'mixed' need batch norm, 'part' is without",
     )
     unsupported: float = Field(
         0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"

@@ -69,18 +69,13 @@ class Predictor:
         self.recalibrate = recalibrate
         self.method = method
         self.driver = driver
-        judged = config.enabled and method.adapts
-        guard = Guard(config, source, method, largest=largest, steadiness=steadiness)
-        self.guard = guard if judged else None
+        self.guard: Guard | None = None
+        if config.enabled and method.adapts:
+            self.guard = Guard(config, source, method, largest=largest, steadiness=steadiness)
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""
-        if self._choose is None or unit.images is None:
-            return unit
-        for attempt in attempts((self.source,), lambda: None, unit.images.shape[0], noun=self.driver.noun):
-            with attempt:
-                return self._choose(unit)
-        raise AssertionError("the last attempt raises")  # for the type checker
+        return unit if self._choose is None else self._choose(unit)
 
     def __call__(self, images: Tensor) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.

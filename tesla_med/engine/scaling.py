@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tesla_med.config.models import ScalingChoice
 from tesla_med.engine.guard import ZOOMS, agreement, statistics_distance, zoomed_mask
+from tesla_med.engine.memory import attempts
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics
 from tesla_med.tta.base import TTAMethod
@@ -44,9 +45,16 @@ class Chooser:
             return unit
         found = self._chosen.get(unit.ref.name)
         if found is None:
-            found = self._chosen[unit.ref.name] = self.choose({TRAINED: unit.images, **unit.scalings})
+            found = self._chosen[unit.ref.name] = self._attempted({TRAINED: unit.images, **unit.scalings})
         images = unit.scalings[found.name] if found.name else unit.images
         return replace(unit, images=images, scalings={}, scaling=found)
+
+    def _attempted(self, images: Mapping[str, Tensor]) -> Scaling:
+        """Return the choice, made with fewer slices at once where memory runs out."""
+        for attempt in attempts((self.source,), lambda: None, len(images[TRAINED])):
+            with attempt:
+                return self.choose(images)
+        raise AssertionError("the last attempt raises")  # for the type checker
 
     @torch.no_grad()
     def choose(self, images: Mapping[str, Tensor]) -> Scaling:

@@ -302,6 +302,10 @@ class RunFolder:
         write_json(self.out / "masks" / "labels.json", content)
 
 
+ADDED = (("relative_rate", False), ("statistics_share", 1.0))
+"""Parameters of methods that earlier versions did not have, with the values that stand for their absence."""
+
+
 def without_retired(settings: Mapping[str, Any], *, thresholds: bool = True) -> dict[str, Any]:
     """Return settings of any version without the thresholds of the guard that no longer exist, or any."""
     result = dict(settings)
@@ -317,16 +321,25 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of any version with the defaults of what that version did not have yet.
 
     How a source model would be trained has no bearing on a run, nor have the thresholds of a guard that was
-    off. One that was on judged by other rules in earlier versions, so such a run cannot be gone on with.
+    off, and without a guard no Dice is predicted. A guard that was on judged by other rules in earlier
+    versions, so such a run cannot be gone on with.
     """
-    completed = dict(settings)
+    completed, unused = dict(settings), {"reports", "train"}
     if not settings.get("pipeline", {}).get("guard", {}).get("enabled", False):
         completed = without_retired(settings, thresholds=False)
+        unused |= {"quality"}
     for key, model in (("site", SiteConfig), ("pipeline", PipelineConfig)):
         with suppress(KeyError, ValidationError):
             kept = model.model_validate(completed[key])
-            completed[key] = kept.model_dump(mode="json", exclude={"reports", "train"})
+            completed[key] = kept.model_dump(mode="json", exclude=unused)
+            methods = completed[key].get("methods", {})
+            completed[key] |= {"methods": {name: _known(of) for name, of in methods.items()}}
     return completed
+
+
+def _known(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of a method without those that later versions added, where they change nothing."""
+    return {name: value for name, value in params.items() if (name, value) not in ADDED}
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,10 @@ from tesla_med.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ARCHIVE = Path(__file__).parent / "made_at_866c00e" / "runs.tar.xz"
-NARROW = ("model.params.width=1",)
+NARROW = (
+    "model.params.width=1",
+    *("methods.tesla.relative_rate=false", "methods.tesla_s.relative_rate=false"),  # which came later
+)
 TILES = (*tile_site.SMALL, "model.params.width=0.05", "train.steps=60")  # as the folder was made
 
 
