@@ -219,17 +219,14 @@ class ScalingChoice(Section):
     shifted: float = Field(
         0.1,
         ge=0,
-        description="distance of the volume's normalisation statistics from the network's above which another "
-        "scaling is considered",
+        description="distance of a volume's normalisation statistics from the network's above which "
+        "another scaling is considered",
     )
     gain: float = Field(
         0.5, ge=0, le=1, description="share of this distance below which that of another scaling must be"
     )
     unsteady: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="without batch norm: Dice with the mask of zoomed slices below which another is considered",
+        0.5, ge=0, le=1, description="the same without batch norm: Dice with the mask of zoomed slices"
     )
     steadier: float = Field(0.25, ge=0, le=1, description="by how much that Dice must be higher with it")
     slices: int = Field(16, ge=1, description="the most slices that are looked at, evenly spaced")
