@@ -9,7 +9,7 @@ the volume is zoomed, and that it agrees with the masks of the others. The rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from tesla_med.config.models import GuardConfig
 from tesla_med.engine.postprocess import largest_of
-from tesla_med.engine.quality import SUPPORT, class_agreement, support
+from tesla_med.engine.quality import OFFSET, SUPPORT, class_agreement, relative, support
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.tta.base import TTAMethod
@@ -47,7 +47,6 @@ VERDICTS = {
     "adapted": Verdict(1.0, ""),
 }
 """What each candidate stands for, from the one that moves least to the one that moves most."""
-_OFFSET = 1.02
 
 
 class Guard:
@@ -191,20 +190,22 @@ def compared(
     result: dict[str, float] = {}
     for name in names:
         result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
-        views = [
-            relative(agreement(masks[name], masks[f"{name}@{zoom}"], classes), usual)
-            for zoom, usual in zip(ZOOMS, steadiness, strict=True)
-        ]
-        result[f"consistency_{name}"] = sum(views) / len(views)
+        views = [masks[f"{name}@{zoom}"] for zoom in ZOOMS]
+        result[f"consistency_{name}"] = consistency(masks[name], views, classes, steadiness)
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
             result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
     return result
 
 
-def relative(consistency: float, usual: float) -> float:
-    """Return a consistency as a share of the usual one, at most 1."""
-    return min(consistency / max(usual, 1e-6), 1.0)
+def consistency(
+    mask: Tensor, views: Sequence[Tensor], classes: int, steadiness: tuple[float, float] = (1.0, 1.0)
+) -> float:
+    """Return the mean agreement of a mask with those of the zoomed slices, relative to the usual one."""
+    found = [
+        relative(agreement(mask, view, classes), usual) for view, usual in zip(views, steadiness, strict=True)
+    ]
+    return sum(found) / len(found)
 
 
 def supports_of(
@@ -361,7 +362,7 @@ def _trust(name: str, names: list[str], signals: Mapping[str, float]) -> float:
     else:
         agreements = _agreements(name, names, signals)
         mean = sum(agreements) / len(agreements)
-    return -math.log(_OFFSET - signals[f"consistency_{name}"]) - math.log(_OFFSET - mean)
+    return -math.log(OFFSET - signals[f"consistency_{name}"]) - math.log(OFFSET - mean)
 
 
 def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:

@@ -28,7 +28,8 @@ SHARES = {"larger": 0.36, "smaller": 0.14, "agreement": 0.5}
 """Weight of each part of the support, on a logarithmic scale."""
 _CARE = 3
 """Power of the usual value of a part by which its weight falls."""
-_OFFSET = 1.02
+OFFSET = 1.02
+"""What agreements are subtracted from before a logarithm is taken, so that 1 has one."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ def class_agreement(first: Tensor, second: Tensor, index: int) -> float | None:
     one, two = first == index, second == index
     total = int(one.sum()) + int(two.sum())
     return 2.0 * int((one & two).sum()) / total if total else None
+
+
+def relative(value: float, usual: float) -> float:
+    """Return an agreement as a share of the usual one, at most 1."""
+    return min(value / max(usual, 1e-6), 1.0)
 
 
 def support(
@@ -88,10 +94,9 @@ def joined(parts: Mapping[str, float], steadiness: tuple[float, float] = (1.0, 1
     usual = {"smaller": steadiness[0], "larger": steadiness[1], "agreement": 1.0}
     shares = {name: share * usual[name] ** _CARE for name, share in SHARES.items()}
     logarithm = sum(
-        share * math.log(_OFFSET - min(parts[name] / max(usual[name], 1e-6), 1.0))
-        for name, share in shares.items()
+        share * math.log(OFFSET - relative(parts[name], usual[name])) for name, share in shares.items()
     )
-    return min(max(_OFFSET - math.exp(logarithm / sum(shares.values())), 0.0), 1.0)
+    return min(max(OFFSET - math.exp(logarithm / sum(shares.values())), 0.0), 1.0)
 
 
 def feature(value: float) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import ScalingChoice
-from tesla_med.engine.guard import ZOOMS, agreement, statistics_distance, zoomed_mask
+from tesla_med.engine.guard import ZOOMS, consistency, statistics_distance, zoomed_mask
 from tesla_med.engine.memory import attempts
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics
@@ -76,8 +76,7 @@ class Chooser:
         network = self.source.model
         probs = self.source.probabilities(network, images)
         views = [zoomed_mask(self.source, network, images, zoom) for zoom in ZOOMS]
-        mask, classes = probs.argmax(1), probs.shape[1]
-        return sum(agreement(mask, view, classes) for view in views) / len(views)
+        return consistency(probs.argmax(1), views, probs.shape[1])
 
 
 def nearest(distances: Mapping[str, float], config: ScalingChoice) -> Scaling:

@@ -161,9 +161,9 @@ def test_evenly_spaced(count, limit, want):
 
 def mixed(network, images, share, *, grad=False):
     rest = copied(running_statistics(network))
-    with torch.set_grad_enabled(grad), batch_statistics(network, momentum=None):  # noqa: SIM117
-        with mixed_with(network, rest, share):
-            return network(images)
+    by_batch = batch_statistics(network, momentum=None)
+    with torch.set_grad_enabled(grad), by_batch, mixed_with(network, rest, share):
+        return network(images)
 
 
 def with_statistics(network):
