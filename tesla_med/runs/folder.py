@@ -332,9 +332,9 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
         with suppress(KeyError, ValidationError):
             kept = model.model_validate(completed[key])
             completed[key] = kept.model_dump(mode="json", exclude=unused)
-            methods = completed[key].get("methods", {})
-            completed[key] |= {"methods": {name: _known(of) for name, of in methods.items()}}
-    return completed
+    methods = completed.get("pipeline", {}).get("methods", {})
+    known = {name: _known(params) for name, params in methods.items()}
+    return completed | {"pipeline": {**completed.get("pipeline", {}), "methods": known}}
 
 
 def _known(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,12 @@ def status_of(verdict: Verdict, problem: str, blank: bool, found: bool) -> Statu
         blank: its image is constant.
         found: its mask has foreground.
     """
-    if problem or blank or verdict.collapsed:
-        return "unscored" if problem else "blank" if blank else "collapsed"
+    if problem:
+        return "unscored"
+    if blank:
+        return "blank"
+    if verdict.collapsed:
+        return "collapsed"
     return "ok" if found else "empty"
 
 
