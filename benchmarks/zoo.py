@@ -129,10 +129,6 @@ class Place:
     judged: dict[str, tuple[str, ...]]
     common: tuple[str, ...] = ()
 
-    def trained_on(self, model: Model) -> list[SiteConfig]:
-        """Return the sites that a model is trained on."""
-        return [self.sites[model.task, name] for name in model.sites]
-
 
 def real(options: argparse.Namespace) -> Place:
     """Return the real sites."""
@@ -160,7 +156,7 @@ def generated(options: argparse.Namespace) -> Place:
     return Place(sites, volumes, judged, (QUICK["size"],))
 
 
-def pipeline_for(model: Model, options: argparse.Namespace, place: Place, *more: str) -> PipelineConfig:
+def pipeline_for(model: Model, options: argparse.Namespace, place: Place) -> PipelineConfig:
     """Return the pipeline that a model is trained with."""
     changes: list[str] = []
     for text in model.changes:
@@ -178,7 +174,6 @@ def pipeline_for(model: Model, options: argparse.Namespace, place: Place, *more:
             f"train.steps={options.steps}",
             f"precision={options.precision}",
             *changes,
-            *more,
         ),
     )
 

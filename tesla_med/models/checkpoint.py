@@ -94,7 +94,8 @@ def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:
     from safetensors.torch import save
 
     # Copies, because some networks have a tensor under two names, which the format does not allow.
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+    state = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+    tensors = {name: value.contiguous() for name, value in state.items()}
     # One entry only: of several the order is random, and with it the bytes and the hash of the file.
     # Bytes, not a file, so that a full disk is told of as it is for every other file.
     write_bytes(path, save(tensors, metadata={"format": "pt"}))
