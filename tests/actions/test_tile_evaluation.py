@@ -64,6 +64,7 @@ def test_figures_by_hand(tmp_path):
     assert rows[2]["accuracy"] == ""
 
 
+@pytest.mark.slow
 def test_agrees_with_the_run(tmp_path):
     weights = tile_site.train_weights(tmp_path / "trained")
     tile_site.make_tiles(tmp_path / "tiles", 4, seed=3, shift=0.5)

@@ -148,6 +148,7 @@ def classify(weights, folder, out, largest, monkeypatch, protocol="N-O", method=
     return result, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
 def test_tiles_are_learned_from_in_smaller_batches(tile_weights, tmp_path, monkeypatch, protocol):
     result, sizes = classify(tile_weights, tmp_path / "in", tmp_path / "out", 8, monkeypatch, protocol)

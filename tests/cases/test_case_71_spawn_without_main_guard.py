@@ -31,6 +31,7 @@ print(sorted(heavy), threading.active_count())
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(small_weights, tmp_path):
     small.make_volumes(tmp_path / "nii", 2)
     places = {"volumes": str(tmp_path / "nii"), "weights": str(small_weights), "out": str(tmp_path / "out")}

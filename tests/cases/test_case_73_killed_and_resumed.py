@@ -69,6 +69,7 @@ def written(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_only_whole_masks_and_the_same_end(killed, out, small_weights, written):
     whole = small.masks(killed / "whole")
     before = {name: data for name, data in small.masks(out).items() if ".tmp-" not in name}

@@ -117,6 +117,7 @@ def test_done_cells_are_not_run_again(finished, weights, volumes, monkeypatch):
         compare_methods(table, volumes, resume=True, **changed)
 
 
+@pytest.mark.slow
 def test_state_that_is_never_reset_goes_from_site_to_site(weights, volumes, tmp_path):
     masks = {}
     for reset, sites in (("never", ("E", "D")), ("never", ("D",)), ("site", ("E", "D"))):
@@ -153,6 +154,7 @@ def test_cells_are_added_and_a_cut_off_one_is_done_again(weights, volumes, tmp_p
     assert (result.done, result.skipped) == (2, 0)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_run_apart_and_shown_together(weights, volumes, tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(

@@ -155,6 +155,7 @@ def test_done_cells_are_not_run_again(finished, tiles, monkeypatch):
         compare_methods(table, tiles, resume=True, **changed)
 
 
+@pytest.mark.slow
 def test_state_that_is_never_reset_goes_from_site_to_site(weights, tiles, tmp_path):
     found = {}
     for reset, sites in (("never", (SITE, OTHER)), ("never", (OTHER,)), ("site", (SITE, OTHER))):

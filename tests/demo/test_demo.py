@@ -102,6 +102,7 @@ def test_whole_loop(task: Task, tmp_path: Path, monkeypatch, capsys) -> None:
     check_options(result, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_sites_can_be_used_afterwards(tmp_path: Path) -> None:
     run_demo("spinal_cord", tmp_path / "demo", device="cpu")
@@ -114,6 +115,7 @@ def test_sites_can_be_used_afterwards(tmp_path: Path) -> None:
         assert all(case.labelled for case in found.cases)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_replaces_its_own_folder_only(tmp_path: Path) -> None:
     out = tmp_path / "demo"
@@ -127,6 +129,7 @@ def test_replaces_its_own_folder_only(tmp_path: Path) -> None:
     assert (first.task, second.task) == ("prostate", "spinal_cord")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
     class StopError(Exception):
@@ -141,6 +144,7 @@ def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
     assert run_demo("prostate", tmp_path / "demo", device="cpu").rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_whole_loop_on_tiles(tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "demo"

@@ -41,6 +41,7 @@ def run(weights, tmp_path, protocol="N-O", labelled=True, reports="[tensorboard,
     return tile_site.adapt_tiles(site, tmp_path / "tiles", pipeline="kather", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
 def test_curves_of_a_run(weights, tmp_path, protocol):
     result = run(weights, tmp_path, protocol)

@@ -100,6 +100,7 @@ def test_a_stream_of_volumes_is_rolled_back(earlier, to_case):
         assert (small.labels(Path("site"), name) == small.labels(Path("site"), name, "source_masks")).all()
 
 
+@pytest.mark.slow
 def test_tiles_are_read_and_scored_and_a_finished_run_is_done_again_alike(earlier):
     before = table(earlier / "stream")
     scored = tesla_med.evaluate(earlier / "stream")

@@ -42,6 +42,7 @@ def pipeline(channels=2, *texts) -> Pipeline:
     return load_pipeline("prostate", (*small.SMALL, *small.FEW, *few, f"channels={channels}", *texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [2, 4])
 def test_a_site_is_trained_adapted_scored_and_reported(tmp_path, channels):
     make(tmp_path / "source", 2, channels, name="source")

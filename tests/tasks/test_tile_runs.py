@@ -47,7 +47,14 @@ def rows(out):
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.parametrize(("method", "protocol"), [("tesla", "N-O"), ("tesla", "N-M"), ("source", "N-O")])
+@pytest.mark.parametrize(
+    ("method", "protocol"),
+    [
+        pytest.param("tesla", "N-O", marks=pytest.mark.slow),
+        pytest.param("tesla", "N-M", marks=pytest.mark.slow),
+        ("source", "N-O"),
+    ],
+)
 def test_what_is_written(tiles, weights, tmp_path, method, protocol):
     result = run(tiles, weights, tmp_path / "out", method=method, protocol=protocol, overrides=())
     found = rows(result.out)
@@ -103,6 +110,7 @@ def stop_at(monkeypatch, steps):
     monkeypatch.setattr(TeSLA, "predict", stopped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_every", [0.0, 1e9], ids=["state after every batch", "no state yet"])
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
 def test_an_interrupted_run_goes_on_and_a_finished_one_stays(
@@ -154,6 +162,7 @@ def test_changed_tiles_are_done_again(tiles, weights, tmp_path):
     assert after[0]["p_tumour"] == after[-1]["p_tumour"]
 
 
+@pytest.mark.slow
 def test_rolling_back(tiles, weights, tmp_path):
     from tesla_med import rollback
 
