@@ -274,7 +274,7 @@ class GuardConfig(Section):
     enabled: bool = False
     candidates: tuple[Candidate, ...] = Field(
         ("source", "own", "half", "part", "adapted"),
-        description="whose masks are compared; 'own', 'half', 'mixed' need batch norm, 'part' is without",
+        description="whose masks are compared; 'own', 'half' and 'mixed' need batch norm",
     )
     unsupported: float = Field(
         0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"
@@ -282,6 +282,7 @@ class GuardConfig(Section):
     largest_foreground: float = Field(
         0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
     )
+    shape_weight: float = Field(6.0, ge=0, description="of rises and falls of the area beyond one of each")
     head_start: float = Field(
         0.05, ge=0, description="by how much another mask must be trusted more than the adapted one"
     )

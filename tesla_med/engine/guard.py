@@ -1,9 +1,9 @@
 """Guard: which network's mask of a volume is taken, decided without labels.
 
 The candidates are the source model, the source model under the volume's own normalisation statistics and
-half way to these, and the adapted model; for networks without batch norm, the source, the adapted model and
-the network half way between. What is asked of each is what no loss asked for: that its mask stays when
-the volume is zoomed, and that it agrees with the masks of the others. The rules are in :func:`judge`.
+half way to these, the adapted model, and the network half way between source and adapted. What is asked of
+each is what no loss asked for: that its mask stays when the volume is zoomed, that it agrees with the masks
+of the others, and that its area rises and falls once along the stack. The rules are in :func:`judge`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tesla_med.config.models import GuardConfig
 from tesla_med.engine.postprocess import largest_of
-from tesla_med.engine.quality import OFFSET, SUPPORT, class_agreement, relative, support
+from tesla_med.engine.quality import OFFSET, SUPPORT, support
+from tesla_med.engine.signals import ZOOMS, agreement, area_change, consistency, stack_shape, zoomed_mask
 from tesla_med.models.base import Network, norm_layers
-from tesla_med.models.normalisation import copied, running_statistics
+from tesla_med.models.normalisation import copied, running_statistics, statistics_distance
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Verdict
 
 MAX_SLICES = 64
-ZOOMS = (0.85, 1.2)
-"""Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
@@ -75,8 +73,8 @@ class Guard:
         self.largest = largest
         self.source = source
         self.method = method
-        between = ("own", "half", "mixed") if norm_layers(source.model) else ("part",)
-        possible = ("source", *between, "adapted")
+        statistics = ("own", "half", "mixed") if norm_layers(source.model) else ()
+        possible = ("source", *statistics, "part", "adapted")
         self.candidates = tuple(name for name in possible if name in config.candidates)
 
     @torch.no_grad()
@@ -163,14 +161,6 @@ class Guard:
                     yield network
 
 
-def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
-    """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
-    size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
-    changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
-    found = method.probabilities(network, changed.clamp_(0.0, 1.0))
-    return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
-
-
 def candidate_of(verdict: Verdict) -> str:
     """Return the name of the candidate that a verdict takes."""
     found = (verdict.share, verdict.statistics)
@@ -192,20 +182,11 @@ def compared(
         result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
         views = [masks[f"{name}@{zoom}"] for zoom in ZOOMS]
         result[f"consistency_{name}"] = consistency(masks[name], views, classes, steadiness)
+        result[f"area_change_{name}"] = area_change(masks[name] > 0)
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
             result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
     return result
-
-
-def consistency(
-    mask: Tensor, views: Sequence[Tensor], classes: int, steadiness: tuple[float, float] = (1.0, 1.0)
-) -> float:
-    """Return the mean agreement of a mask with those of the zoomed slices, relative to the usual one."""
-    found = [
-        relative(agreement(mask, view, classes), usual) for view, usual in zip(views, steadiness, strict=True)
-    ]
-    return sum(found) / len(found)
 
 
 def supports_of(
@@ -215,62 +196,13 @@ def supports_of(
     steadiness: tuple[float, float] = (1.0, 1.0),
 ) -> dict[str, float]:
     """Return the support of every foreground class of a candidate's mask, where there is one."""
-    others = [mask for name, mask in masks.items() if name != taken and "@" not in name]
+    others = [masks[name] for name in witnesses(taken, [name for name in masks if "@" not in name])]
     smaller, larger = (masks[f"{taken}@{zoom}"] for zoom in ZOOMS)
     found = {
         SUPPORT.format(index): support(masks[taken], others, larger, smaller, index, steadiness)
         for index in range(1, classes)
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def agreement(first: Tensor, second: Tensor, classes: int) -> float:
-    """Return the mean Dice over foreground classes of two (N, H, W) index masks; 1 where both are empty."""
-    values = [class_agreement(first, second, index) for index in range(1, classes)]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 1.0
-
-
-def stack_shape(mask: Tensor) -> dict[str, float]:
-    """Return how a (N, H, W) foreground looks as a body.
-
-    Returns:
-        ``components``: their number, faces, edges or corners touching; ``largest_component``: share of
-        the foreground in the largest; ``area_change``: sum of the absolute changes of area from slice to
-        slice over twice the largest area (1 for a single rise and fall); ``centroid_jump``: mean move of the
-        centroid between neighbouring slices, in fields of view.
-    """
-    import numpy as np
-    from scipy import ndimage
-
-    volume = mask.cpu().numpy()
-    result = {"components": 0.0, "largest_component": 0.0, "area_change": 0.0, "centroid_jump": 0.0}
-    if not volume.any():
-        return result
-    labels, count = ndimage.label(volume, structure=np.ones((3, 3, 3)))
-    sizes = np.bincount(labels.ravel())[1:]
-    areas = volume.sum(axis=(1, 2)).astype(float)
-    filled = np.flatnonzero(areas)
-    centres = np.array([ndimage.center_of_mass(volume[index]) for index in filled]) / volume.shape[1:]
-    steps = np.linalg.norm(np.diff(centres, axis=0), axis=1)[np.diff(filled) == 1]
-    padded = np.concatenate([[0.0], areas, [0.0]])
-    return {
-        "components": float(count),
-        "largest_component": float(sizes.max() / sizes.sum()),
-        "area_change": float(np.abs(np.diff(padded)).sum() / (2.0 * areas.max())),
-        "centroid_jump": float(steps.mean()) if len(steps) else 0.0,
-    }
-
-
-def statistics_distance(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> float:
-    """Return the symmetric KL divergence of two normal distributions a channel, mean over all layers."""
-    values = []
-    for (mean, variance), (mean_other, variance_other) in zip(first, second, strict=True):
-        one, two = variance.clamp_min(1e-8), variance_other.clamp_min(1e-8)
-        spread = 0.5 * (one / two + two / one - 2.0)
-        shift = 0.5 * (mean - mean_other).square() * (1.0 / one + 1.0 / two)
-        values.append((spread + shift).clamp_max(1e3).mean())
-    return float(torch.stack(values).mean()) if values else 0.0
 
 
 # ---------------------------------------------------------------- the verdict
@@ -285,7 +217,8 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
        are too small, too large or elsewhere. If the adapted mask is refused, adaptation has collapsed.
     2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
-       that of source and adapted mask, for all alike). The adapted mask has a head start.
+       that of source and adapted mask, for all alike), less ``shape_weight`` times the area change beyond
+       that of a single rise and fall. The adapted mask has a head start.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -294,7 +227,7 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         name for name in VERDICTS if name in config.candidates and f"consistency_{name}" in signals
     ]
     refused = {name: text for name in names if (text := _refusal(name, names, signals, config))}
-    trust = {name: _trust(name, names, signals) for name in names}
+    trust = {name: _trust(name, names, signals, config.shape_weight) for name in names}
     signals |= {f"trust_{name}": value for name, value in trust.items()}
     trust["adapted"] += config.head_start
     collapsed = "adapted" in refused
@@ -346,23 +279,33 @@ def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: 
     return ""
 
 
-def _agreements(name: str, names: list[str], signals: Mapping[str, float]) -> list[float]:
-    """Return the agreement of one candidate with each of the others."""
+def _agreements(name: str, names: Sequence[str], signals: Mapping[str, float]) -> list[float]:
+    """Return the agreement of one candidate with each of the others that can speak for it."""
     found = (
         signals.get(f"agreement_{name}_{other}", signals.get(f"agreement_{other}_{name}"))
-        for other in names
-        if other != name
+        for other in witnesses(name, names)
     )
     return [value for value in found if value is not None]
 
 
-def _trust(name: str, names: list[str], signals: Mapping[str, float]) -> float:
-    if "part" in names:  # its mask is near both others by its making, which says nothing for it
+def witnesses(name: str, names: Sequence[str]) -> list[str]:
+    """Return the candidates whose agreement counts for one: all others, if there are enough, but ``part``.
+
+    Its mask is near those of source and adapted by its making, which says nothing for them.
+    """
+    enough = any(VERDICTS[other].statistics > 0 for other in names)
+    return [other for other in names if other != name and not (enough and other == "part")]
+
+
+def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_weight: float) -> float:
+    if set(names) == {"source", "part", "adapted"}:
         mean = signals["agreement_source_adapted"]
     else:
         agreements = _agreements(name, names, signals)
         mean = sum(agreements) / len(agreements)
-    return -math.log(OFFSET - signals[f"consistency_{name}"]) - math.log(OFFSET - mean)
+    uneven = max(signals.get(f"area_change_{name}", 1.0) - 1.0, 0.0)
+    steady = -math.log(OFFSET - signals[f"consistency_{name}"])
+    return steady - math.log(OFFSET - mean) - shape_weight * uneven
 
 
 def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import ScalingChoice
-from tesla_med.engine.guard import ZOOMS, consistency, statistics_distance, zoomed_mask
 from tesla_med.engine.memory import attempts
+from tesla_med.engine.signals import ZOOMS, consistency, zoomed_mask
 from tesla_med.models.base import norm_layers
-from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics
+from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics, statistics_distance
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Scaling, Unit
 

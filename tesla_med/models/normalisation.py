@@ -134,3 +134,14 @@ def evenly_spaced(images: Tensor, limit: int) -> Tensor:
         return images
     index = torch.linspace(0, images.shape[0] - 1, limit).round().long().to(images.device)
     return images[index]
+
+
+def statistics_distance(first: Statistics, second: Statistics) -> float:
+    """Return the symmetric KL divergence of two normal distributions a channel, mean over all layers."""
+    values = []
+    for (mean, variance), (mean_other, variance_other) in zip(first, second, strict=True):
+        one, two = variance.clamp_min(1e-8), variance_other.clamp_min(1e-8)
+        spread = 0.5 * (one / two + two / one - 2.0)
+        shift = 0.5 * (mean - mean_other).square() * (1.0 / one + 1.0 / two)
+        values.append((spread + shift).clamp_max(1e3).mean())
+    return float(torch.stack(values).mean()) if values else 0.0

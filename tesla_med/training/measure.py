@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.engine.guard import ZOOMS, zoomed_mask
+from tesla_med.engine.signals import ZOOMS, zoomed_mask
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.loading import load_model
 from tesla_med.models.moments import SourceStatistics, source_statistics

@@ -10,23 +10,20 @@ from tesla_med.config.models import GuardConfig
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import (
     VERDICTS,
-    ZOOMS,
     Guard,
-    agreement,
     between,
     candidate_of,
     compared,
     judge,
-    stack_shape,
-    statistics_distance,
     supports_of,
-    zoomed_mask,
+    witnesses,
 )
 from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.engine.quality import joined
+from tesla_med.engine.signals import ZOOMS, agreement, area_change, stack_shape, zoomed_mask
 from tesla_med.models.base import norm_layers
-from tesla_med.models.normalisation import running_statistics
+from tesla_med.models.normalisation import running_statistics, statistics_distance
 from tesla_med.models.unet import UNet
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Verdict
@@ -155,12 +152,12 @@ def test_candidates_can_be_left_out():
             GuardConfig(candidates=wrong)
 
 
-@pytest.mark.parametrize("name", ["own", "half", "mixed", "adapted"])
+@pytest.mark.parametrize("name", ["own", "half", "part", "mixed", "adapted"])
 def test_every_candidate_repeats_its_probabilities(name, make_images):
     """What the guard judged is what is deployed and saved."""
     params = {"batch_slices": 4, "learning_rate": 0.01, "predict_statistics": "volume"}
     ours, images = method("tesla", params), make_images(4, 32, 32)
-    config = CONFIG.model_copy(update={"candidates": ("source", "own", "half", "mixed", "adapted")})
+    config = CONFIG.model_copy(update={"candidates": ("source", "own", "half", "part", "mixed", "adapted")})
     predictor = CasePredictor(method("source"), ours, Driver(ours, "N-O", "case"), config)
     ours.adapt(images)
     source, adapted = predictor.source.predict(images), ours.predict(images)
@@ -203,6 +200,45 @@ def test_a_network_without_batch_norm_is_judged_by_three_masks():
     verdict = judge(base | alone, CONFIG)
     assert verdict.collapsed
     assert verdict.share < 1
+
+
+def test_a_mask_that_rises_and_falls_twice_is_trusted_less():
+    """An organ and another above it agree with nothing less for being two, but no organ has that shape."""
+    signals = signals_of((0.8,) * 6, (0.9, 0.88, 0.88, 0.92)) | {f"area_change_{name}": 1.0 for name in NAMES}
+    assert candidate_of(judge(signals, CONFIG)) == "adapted"
+    twice = signals | {"area_change_adapted": 1.2}
+    assert candidate_of(judge(twice, CONFIG)) == "source"
+    assert candidate_of(judge(twice | {"area_change_source": 1.3}, CONFIG)) in {"own", "half"}
+    without = CONFIG.model_copy(update={"shape_weight": 0.0})
+    assert candidate_of(judge(twice, without)) == "adapted"
+    flat = signals | {"area_change_adapted": 0.5}
+    assert judge(flat, CONFIG).signals["trust_adapted"] == judge(signals, CONFIG).signals["trust_adapted"]
+
+
+def test_changes_of_area():
+    mask = torch.zeros(7, 10, 10)
+    assert area_change(mask > 0) == 1.0
+    for index, side in enumerate((2, 4, 0, 4, 6, 4)):
+        mask[index, :side, 0] = 1
+    assert area_change(mask > 0) == pytest.approx((2 + 2 + 4 + 4 + 2 + 2 + 4) / (2 * 6))
+    mask[6, :4, 0] = 1  # up to the last slice
+    assert area_change(mask > 0) == pytest.approx((2 + 2 + 4 + 4 + 2 + 2 + 0 + 4) / (2 * 6))
+
+
+def test_the_mask_half_way_speaks_for_none():
+    names = ("source", "own", "half", "part", "adapted")
+    assert witnesses("source", names) == ["own", "half", "adapted"]
+    assert witnesses("part", names) == ["source", "own", "half", "adapted"]
+    assert witnesses("source", ("source", "part", "adapted")) == ["part", "adapted"]
+    signals = signals_of((0.3,) * 6, (0.9,) * 4)
+    part = {"consistency_part": 0.9, "foreground_part": 0.02}
+    near = {f"agreement_{name}_part": 0.9 for name in ("source", "own", "half")} | {
+        "agreement_part_adapted": 0.9
+    }
+    verdict = judge(signals | part | near, CONFIG)
+    assert candidate_of(verdict) == "part"
+    assert verdict.collapsed
+    assert verdict.signals["trust_source"] == judge(signals, CONFIG).signals["trust_source"]
 
 
 # ------------------------------------------------------------ what it sees
@@ -379,7 +415,7 @@ def test_shape_of_a_body():
     shape = stack_shape(mask)
     assert shape["components"] == 1
     assert shape["largest_component"] == 1.0
-    assert shape["area_change"] == pytest.approx(1.0)
+    assert area_change(mask) == pytest.approx(1.0)
     assert shape["centroid_jump"] == pytest.approx(0.1)
     mask[0, 9, 19] = True
     shape = stack_shape(mask)

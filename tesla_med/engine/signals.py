@@ -1,0 +1,79 @@
+"""What masks show without labels: do they stay when slices are zoomed, do they agree, are they one body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from tesla_med.engine.quality import class_agreement, relative
+from tesla_med.models.base import Network
+from tesla_med.tta.base import TTAMethod
+
+ZOOMS = (0.85, 1.2)
+"""Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
+
+
+def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
+    """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
+    size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
+    changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
+    found = method.probabilities(network, changed.clamp_(0.0, 1.0))
+    return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
+
+
+def consistency(
+    mask: Tensor, views: Sequence[Tensor], classes: int, steadiness: tuple[float, float] = (1.0, 1.0)
+) -> float:
+    """Return the mean agreement of a mask with those of the zoomed slices, relative to the usual one."""
+    found = [
+        relative(agreement(mask, view, classes), usual) for view, usual in zip(views, steadiness, strict=True)
+    ]
+    return sum(found) / len(found)
+
+
+def agreement(first: Tensor, second: Tensor, classes: int) -> float:
+    """Return the mean Dice over foreground classes of two (N, H, W) index masks; 1 where both are empty."""
+    values = [class_agreement(first, second, index) for index in range(1, classes)]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 1.0
+
+
+def stack_shape(mask: Tensor) -> dict[str, float]:
+    """Return how a (N, H, W) foreground looks as a body.
+
+    Returns:
+        ``components``: their number, faces, edges or corners touching; ``largest_component``: share of
+        the foreground in the largest; ``centroid_jump``: mean move of the centroid between neighbouring
+        slices, in fields of view.
+    """
+    import numpy as np
+    from scipy import ndimage
+
+    volume = mask.cpu().numpy()
+    result = {"components": 0.0, "largest_component": 0.0, "centroid_jump": 0.0}
+    if not volume.any():
+        return result
+    labels, count = ndimage.label(volume, structure=np.ones((3, 3, 3)))
+    sizes = np.bincount(labels.ravel())[1:]
+    filled = np.flatnonzero(volume.any(axis=(1, 2)))
+    centres = np.array([ndimage.center_of_mass(volume[index]) for index in filled]) / volume.shape[1:]
+    steps = np.linalg.norm(np.diff(centres, axis=0), axis=1)[np.diff(filled) == 1]
+    return {
+        "components": float(count),
+        "largest_component": float(sizes.max() / sizes.sum()),
+        "centroid_jump": float(steps.mean()) if len(steps) else 0.0,
+    }
+
+
+def area_change(mask: Tensor) -> float:
+    """Return how often the area of a (N, H, W) foreground rises and falls along the stack.
+
+    Returns:
+        The sum of the absolute changes of area from slice to slice over twice the largest area: 1 for a
+        single rise and fall and for an empty mask, about 2 for two organs of one size above each other.
+    """
+    areas = functional.pad(mask.sum(dim=(1, 2)).double(), (1, 1))
+    largest = float(areas.max())
+    return float(areas.diff().abs().sum()) / (2.0 * largest) if largest > 0 else 1.0
