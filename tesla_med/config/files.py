@@ -176,7 +176,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Safe loader that refuses a key given twice (YAML would silently keep the last)."""
 
 
@@ -188,7 +188,8 @@ def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
         raise yaml.constructor.ConstructorError(
             None, None, f"key given twice: {', '.join(repeated)}", node.start_mark
         )
-    return loader.construct_mapping(node, deep=True)
+    content: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    return content
 
 
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,17 @@ def make_card(
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
-    from importlib.metadata import version
-
     names = ("torch", "monai", "nibabel", "numpy")
     return {"tesla-med": __version__, "python": platform.python_version()} | {
-        name: version(name) for name in names
+        name: _installed(name) for name in names
     }
+
+
+@cache
+def _installed(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
 
 
 def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:

@@ -176,21 +176,20 @@ class TTAMethod(Execution, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return a deep copy of everything that the next mask depends on."""
-        state = {
+        state: dict[str, Any] = {
             "modules": {name: module.state_dict() for name, module in self.modules().items()},
             "optimizers": {name: item.state_dict() for name, item in self.optimizers().items()},
             "generators": [self.generator.get_state(), self.noise_generator.get_state()],
             "steps": self.steps,
         }
-        return copy.deepcopy(state)
+        return {key: _cloned(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore exactly what :meth:`state_dict` returned."""
-        state = copy.deepcopy(dict(state))
         for name, module in self.modules().items():
             module.load_state_dict(state["modules"][name])
         for name, optimizer in self.optimizers().items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(_cloned(state["optimizers"][name]))
         self.generator.set_state(state["generators"][0])
         self.noise_generator.set_state(state["generators"][1])
         self.steps = state["steps"]
@@ -198,6 +197,17 @@ class TTAMethod(Execution, ABC):
     def reset(self) -> None:
         """Return to the source model: weights, buffers, optimisers, memories and generators."""
         self.load_state_dict(self._initial)
+
+
+def _cloned(state: Any) -> Any:
+    """Return a state of nested mappings and sequences with every tensor cloned; much faster than deepcopy."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {key: _cloned(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_cloned(value) for value in state)
+    return copy.deepcopy(state)
 
 
 METHODS: Registry[type[TTAMethod]] = Registry("method", "tesla_med.tta", "tesla_med.methods")
