@@ -63,6 +63,7 @@ def listed(folder: Path, what: str) -> tuple[list[str], str]:
     return [row[what.removesuffix("s")] for row in json.loads(done.stdout)[what]], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", GROUPS)
 def test_entries_of_another_distribution_are_found(installed, what):
     names, said = listed(installed, what)

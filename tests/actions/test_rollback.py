@@ -56,6 +56,7 @@ def is_source(out, name):
     return np.array_equal(small.labels(out, name), small.labels(out, name, "source_masks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3, "source"])
 @pytest.mark.parametrize("reset", ["site", "case"])
 def test_later_cases_get_the_source_masks(place, reset, number):

@@ -37,6 +37,7 @@ def test_training_replaces_weights_once_everything_was_read(volumes, tmp_path, w
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["volumes", "tiles"])
 def test_a_run_stays_where_its_images_are_not_found(volumes, tmp_path, task):
     def adapt(folder, **options):

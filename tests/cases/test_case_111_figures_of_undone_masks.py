@@ -16,6 +16,7 @@ def predicted(out):
     return json.loads((out / "report/predicted_dice.json").read_text(encoding="utf-8"))["cases"]
 
 
+@pytest.mark.slow
 def test_no_figure_of_an_undone_mask_remains(tmp_path, small_weights):
     small.make_volumes(tmp_path / "nii", 3)
     out = tmp_path / "guarded"

@@ -159,6 +159,7 @@ def test_tiles_are_learned_from_in_smaller_batches(tile_weights, tmp_path, monke
     assert reasons == {"memory ran out; done with 8 tiles at once"} | ({""} if protocol == "N-O" else set())
 
 
+@pytest.mark.slow
 def test_too_few_tiles_are_not_learned_from(tile_weights, tmp_path, monkeypatch):
     result, _ = classify(tile_weights, tmp_path / "in", tmp_path / "out", 4, monkeypatch)
     assert {item.status for item in result.results} == {"failed"}

@@ -88,6 +88,7 @@ def test_only_whole_masks_and_the_same_end(killed, out, small_weights, written):
     assert small.record(out)["complete"]
 
 
+@pytest.mark.slow
 def test_a_mask_that_cannot_be_read_is_made_again(killed, out, small_weights, written):
     small.truncate(out / "masks/Case00_mask.nii.gz")
     small.run(killed / "nii", small_weights, out, resume=True)

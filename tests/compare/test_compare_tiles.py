@@ -53,6 +53,7 @@ def read(path):
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_every_seed_has_an_order_of_its_own(finished):
     _, table, result, _ = finished
     cells = cells_of(table)

@@ -84,6 +84,7 @@ def test_the_silhouette_tells_apart_what_is_apart():
     assert Features(vectors, labels).silhouette > 0.7 > 0.1 > mixed
 
 
+@pytest.mark.slow
 def test_projection_and_qualitative_are_pictures(volumes, weights, tmp_path):
     plan, case = plan_for(volumes, weights), first_case(volumes)
     found = features_of(case, plan)

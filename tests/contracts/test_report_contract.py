@@ -129,6 +129,7 @@ def test_does_not_change_the_arrays(name, task, tmp_path):
     assert all((old == new).all() for old, new in zip(before, arrays(), strict=True))
 
 
+@pytest.mark.slow
 @EVERY_TASK
 @pytest.mark.parametrize("case_name", ["p 1/Ä & <b>", "not text \udcff", "a,b;=1+1"])
 def test_any_case_name(name, task, case_name, tmp_path):

@@ -375,6 +375,7 @@ def test_resuming_a_complete_stream_changes_nothing(three, weights, tmp_path, mo
     assert comparable(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [damage_half, damage_other, damage_remove])
 @pytest.mark.parametrize("part", ["cursor.pt", "state-2.pt"])
 def test_a_damaged_state_means_starting_over(three, weights, tmp_path, monkeypatch, damage, part):

@@ -186,6 +186,7 @@ def test_rolling_back(tiles, weights, tmp_path):
     assert rollback(out, "source").undone == ()
 
 
+@pytest.mark.slow
 def test_a_run_repeats_and_seeds_differ(tiles, weights, tmp_path):
     first, second, other = (
         run(tiles, weights, tmp_path / name, seed=seed) for name, seed in zip("abc", (1, 1, 2), strict=True)
@@ -212,6 +213,7 @@ def test_under_o_a_batch_is_a_case(tiles, weights, tmp_path):
         assert float(row["p_tumour"]) == pytest.approx(shown[row["tile"]], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_state_goes_on_where_it_is_carried(tiles, weights, tmp_path):
     carry = Carry()
     first = run(tiles, weights, tmp_path / "a", reset="never", carry=carry)

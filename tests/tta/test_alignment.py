@@ -176,6 +176,7 @@ def test_a_run_says_which_statistics_it_used(made, tmp_path):
     assert small_site.record(tmp_path / "plain")["statistics"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", Y_METHODS)
 @pytest.mark.parametrize("protocol", ["Y-O", "Y-M"])
 def test_runs_under_y(name, protocol, made, tmp_path):
