@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import platform
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from tesla_med.io.files import write_bytes, write_json
 from tesla_med.prepare.acquisition import Acquisition
 from tesla_med.types import Record
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt")
-WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".tar", ".bin")
+WRAPPERS = ("state_dict", "model_state_dict", "network_weights", "model", "net")
+"""Names of the state dict in a file that holds several, the first that is there counts."""
 
 
 class ModelCard(Record):
@@ -129,10 +131,11 @@ def read_card(path: Path) -> ModelCard | None:
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict: safetensors, or a PyTorch file holding nothing but weights.
 
-    Half precision is cast to float32. A ``state_dict`` entry and a ``module.`` prefix are unwrapped.
+    Half precision is cast to float32. In a file that holds more, such as an epoch or an optimiser, the one
+    state dict is taken whatever its name; among several, the first of ``WRAPPERS``.
 
     Raises:
-        CheckpointError: missing, another suffix, damaged, or a file that would run code.
+        CheckpointError: missing, another suffix, damaged, a file that would run code, or no one state dict.
     """
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; give a {' or '.join(SUFFIXES)} file with --weights")
@@ -159,25 +162,49 @@ def _read(path: Path) -> Any:
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(content, dict):
-        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict)]
-        if not inner:
-            break
-        content = inner[0]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise CheckpointError(f"{path}: expected a state dict of tensors, got {type(content).__name__}")
-    state = {str(key).removeprefix("module."): value for key, value in content.items()}
+    found = dict(_state_dicts(content))
+    usual = [found[name] for name in WRAPPERS if name in found]
+    if len(found) != 1 and not usual:
+        where = f"{len(found)} of them: {_some(list(found))}" if found else _content(content)
+        raise CheckpointError(
+            f"{path}: expected one state dict (names of layers with their tensors), got {where}; "
+            "save the network's state_dict() alone"
+        )
+    state = usual[0] if usual else next(iter(found.values()))
     return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
+
+
+def _state_dicts(content: Any, name: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Yield every mapping of names to tensors in nested mappings, with the last name that leads to it."""
+    if not isinstance(content, dict) or not content:
+        return
+    if all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
+        if not name or any("." in key for key in content):  # an optimiser's moments have names without one
+            yield name, content
+        return
+    if depth:
+        for key, value in content.items():
+            yield from _state_dicts(value, str(key), depth - 1)
+
+
+def _content(content: Any) -> str:
+    if not isinstance(content, dict):
+        return type(content).__name__
+    kinds = [f"{key} ({type(value).__name__})" for key, value in content.items()]
+    return f"none among {_some(kinds)}" if kinds else "nothing"
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Load ``state`` strictly into ``model``.
+
+    Parts that a compiled or wrapped model puts before or into every name are taken off where the rest fits.
 
     Raises:
         CheckpointError: keys are missing, unexpected or of another shape; each is listed.
     """
     own = model.state_dict()
     optional = {key for key in own if key.endswith("num_batches_tracked")}
+    state = _fitting(state, own.keys() - optional)
     missing = [key for key in own if key not in state and key not in optional]
     unexpected = [key for key in state if key not in own]
     shapes = [
@@ -192,12 +219,24 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
             if items
         ]
         raise CheckpointError(
-            f"{path}: weights of another architecture than the pipeline's model. {'; '.join(parts)}. "
+            f"{path}: weights of another architecture than the pipeline's model: {len(state)} tensors found, "
+            f"{len(own)} expected; {'; '.join(parts)}. "
             "Set model.name and model.params to the network that they were trained with."
         )
     if any(not torch.isfinite(value).all() for value in state.values() if value.is_floating_point()):
         raise CheckpointError(f"{path}: holds NaN or infinite weights; use another checkpoint")
     model.load_state_dict(state, strict=False)
+
+
+def _fitting(state: dict[str, Tensor], needed: Set[str]) -> dict[str, Tensor]:
+    """Return the state without the parts that all its names share, if it holds all that is needed then."""
+    names = {key: key.replace("_orig_mod.", "") for key in state}
+    while not needed <= set(names.values()):
+        firsts = {name.partition(".")[0] for name in names.values()}
+        if len(firsts) != 1 or not all("." in name for name in names.values()):
+            return state
+        names = {key: name.partition(".")[2] for key, name in names.items()}
+    return {names[key]: value for key, value in state.items()}
 
 
 def _some(items: list[str], limit: int = 6) -> str:
