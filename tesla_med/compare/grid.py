@@ -139,9 +139,10 @@ class _Grid:
         """Run what is missing, then write everything."""
         check_there(self.volumes)
         self._open(resume)
+        chains = self._chains()
         done = skipped = told = 0
         with output_lock(self.out):
-            for chain in self._chains():
+            for chain in chains:
                 if all(self._is_done(cell) for cell in chain):
                     skipped += len(chain)
                     told += len(chain)

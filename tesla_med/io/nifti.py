@@ -40,6 +40,7 @@ def read_nifti(path: Path, index: int | None = None) -> RawImage:
     header = _header(raw, path)
     stored = _voxels(raw, header, path, index)
     affine = _affine(header, stored.shape, path, notes)
+    _repair_sizes(header, affine, notes)
     return RawImage(_scaled(stored, header, notes), affine, header, notes)
 
 
@@ -246,6 +247,22 @@ def _affine(header: Any, shape: tuple[int, ...], path: Path, notes: list[str]) -
         notes.append("the header has neither sform nor qform; only its voxel sizes are used")
     check_affine(affine, path)
     return np.asarray(affine, np.float64)
+
+
+def _repair_sizes(header: Any, affine: Affine, notes: list[str]) -> None:
+    """Give the header the voxel sizes of the affine where its own contradict them, and say so."""
+    factor = _MM.get(int(header["xyzt_units"]) & 7, 1.0)
+    stored = np.asarray(header["pixdim"][1:4], np.float64) * factor
+    used = np.linalg.norm(affine[:3, :3], axis=0)
+    with np.errstate(invalid="ignore"):
+        if np.all(np.abs(stored - used) <= 0.01 * used):
+            return
+    texts = [", ".join(f"{value:.4g}" for value in values) for values in (stored, used)]
+    notes.append(
+        f"the header's voxel sizes, {texts[0]} mm, contradict its transform or cannot be; {texts[1]} mm are "
+        "used and written with the masks"
+    )
+    header["pixdim"][1:4] = used / factor
 
 
 def _qform(header: Any) -> Affine | None:

@@ -7,7 +7,7 @@ inverse, on probabilities; labels are drawn from them afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _KEYS = ("image", "label", "region")
+MIDDLE, SMALL_SHARE = (0.1, 99.9), 0.1
+"""Percentiles between which nearly all intensities lie, and the share of the range that is too little."""
 
 
 @dataclass
@@ -189,12 +191,14 @@ class Preprocessor:
                     *steps,
                     ScaleIntensityRangePercentilesd("image", *bounds, 0.0, 1.0, clip=True, channel_wise=True),
                 ]
+            notes.extend(outlying(volume.array))
             return [*steps, ScaleIntensityd("image", minv=0.0, maxv=1.0, channel_wise=True)]
         if intensity.scaling == "percentile":
             low, high = np.percentile(volume.array, (intensity.lower, intensity.upper))
             if high > low:
                 return [ScaleIntensityRanged("image", low, high, b_min=0.0, b_max=1.0, clip=True)]
             notes.append("the intensity percentiles coincide; scaled by smallest and largest value instead")
+        notes.extend(outlying(volume.array))
         return [ScaleIntensityd("image", minv=0.0, maxv=1.0)]
 
     def _note_spacing(self, volume: Volume, notes: list[str]) -> None:
@@ -264,3 +268,17 @@ class Preprocessor:
             _traced=image,
             _shape=volume.shape,
         )
+
+
+def outlying(array: npt.NDArray[Any]) -> Iterator[str]:
+    """Yield a remark for each channel of (C, I, J, K) whose range is set by a few outlying voxels."""
+    for values in array:
+        ends = float(values.min()), float(values.max())
+        middle = [float(value) for value in np.percentile(values, MIDDLE)]
+        share = (middle[1] - middle[0]) / max(ends[1] - ends[0], np.finfo(np.float64).tiny)
+        if share < SMALL_SHARE and ends[1] > ends[0]:
+            yield (
+                f"a few outlying voxels set the intensity range, {ends[0]:g} to {ends[1]:g}: "
+                f"99.8 % of all lie between {middle[0]:g} and {middle[1]:g}, {100 * share:.1f} % of it; "
+                "--set preprocessing.intensity.scaling=percentile leaves them out"
+            )
