@@ -119,17 +119,18 @@ class SiteImages:
         return images
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield batches of ``size`` images in order, across the borders of units; the last may be smaller."""
-        held: list[Tensor] = []
-        count = 0
+        """Yield batches of ``size`` images in order, across the borders of units of one shape.
+
+        Images of different shapes are never joined; the last batch of each shape may be smaller.
+        """
+        held: dict[torch.Size, list[Tensor]] = {}
         for images in self:
-            held.append(images)
-            count += images.shape[0]
+            waiting = held.setdefault(images.shape[1:], [])
+            waiting.append(images)
+            count = sum(len(part) for part in waiting)
             if count >= size:
-                joined = torch.cat(held) if len(held) > 1 else held[0]
+                joined = torch.cat(waiting) if len(waiting) > 1 else waiting[0]
                 whole = count - count % size
                 yield from torch.split(joined[:whole], size)
-                held = [joined[whole:]] if whole < count else []
-                count -= whole
-        if count:
-            yield torch.cat(held)
+                waiting[:] = [joined[whole:]] if whole < count else []
+        yield from (torch.cat(waiting) for waiting in held.values() if waiting)
