@@ -33,6 +33,10 @@ for group in (training.app, running.app, evaluating.app, looking.app):
     app.registered_commands += group.registered_commands
 
 
+RESUMED = ("adapt", "train", "compare")
+"""Commands that know ``--resume``."""
+
+
 def main() -> None:
     """Entry point of the ``tesla-med`` command."""
     for stream in (sys.stdout, sys.stderr):
@@ -57,7 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         text = f"unexpected {type(error).__name__}: {error}; --verbose shows where it happened"
         return _error(arguments, type(error).__name__, text, 1)
     if code == INTERRUPTED:
-        return _error(arguments, "Interrupted", "interrupted; finished results are complete", INTERRUPTED)
+        remedy = "; the same call with --resume goes on" if set(RESUMED) & set(arguments[:1]) else ""
+        text = f"interrupted; finished results are complete{remedy}"
+        return _error(arguments, "Interrupted", text, INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

@@ -30,6 +30,7 @@ from tesla_med.models.checkpoint import (
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import LabelledSource, Part
+from tesla_med.training.interrupt import held_interrupt
 from tesla_med.training.loop import TrainingRun, check_finite
 from tesla_med.training.measure import intensities, measure, steadiness
 from tesla_med.types import Progress
@@ -238,21 +239,22 @@ def _fit(
     card: Any,
     progress: Progress | None,
 ) -> None:
-    """Train; keep the averaged weights that are best on varied held-out items, without these the last."""
-    from torch.utils.tensorboard import SummaryWriter
+    """Train; keep the averaged weights that are best on varied held-out items, without these the last.
 
+    An interrupt is heard after the step that it falls into; the state is saved first.
+    """
     config = run.pipeline.train
     held_out = bool(held.names)
     validation = held if held_out else training
-    writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1 if run.step else None)
     kept: list[tuple[Tensor, float]] = []
-    try:
+    with _events(out, run.step) as writer, held_interrupt() as interrupted:
         while run.step < config.steps:
             rate = float(run.schedule.get_last_lr()[0])
             kept.append((run.advance(training), rate))
             last = run.step == config.steps
             judged = last or run.step % config.validate_every == 0
-            if judged or len(kept) == TOLD_EVERY:
+            stopped = interrupted() and not last
+            if judged or stopped or len(kept) == TOLD_EVERY:
                 _tell(writer, kept, run.step)
                 kept = []
             if judged:
@@ -263,9 +265,22 @@ def _fit(
                 if better or not (out / WEIGHTS).is_file():
                     run.best, run.best_varied, run.best_step = score, varied, run.step
                     save_checkpoint(out / WEIGHTS, run.averaged, card)
+            if judged or stopped:
                 run.save(out / STATE, settings)
             if progress:
                 progress("train", run.step, config.steps)
+            if stopped:
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def _events(out: Path, step: int) -> Iterator[Any]:
+    """Give a writer of TensorBoard events that goes on after ``step``."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+    try:
+        yield writer
     finally:
         with suppress(OSError):
             writer.close()

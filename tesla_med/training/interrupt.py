@@ -1,0 +1,34 @@
+"""An interrupt that waits until a step is done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def held_interrupt() -> Iterator[Callable[[], bool]]:
+    """Hold back a first Ctrl-C inside the block; a second one interrupts at once.
+
+    Yields:
+        A function that says whether there was one. In threads other than the main one, where Python allows
+        no handlers, nothing is held back.
+    """
+    asked = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
