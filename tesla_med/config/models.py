@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from tesla_med.config.judging import Candidate as Candidate
+from tesla_med.config.judging import GuardConfig as GuardConfig
+from tesla_med.config.judging import QualityConfig as QualityConfig
+from tesla_med.config.section import Section as Section
 
 Protocol = Literal["N-O", "N-M", "Y-O", "Y-M"]
 Reset = Literal["never", "site", "case"]
@@ -24,12 +29,6 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(known, Mapping) and isinstance(value, Mapping)
         result[key] = merge(known, value) if both else value  # type: ignore[arg-type]
     return result
-
-
-class Section(BaseModel):
-    """Base of every configuration section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 # ---------------------------------------------------------------- sites
@@ -263,60 +262,6 @@ class TrainConfig(Section):
     @classmethod
     def _switch(cls, value: Any) -> Any:
         return {True: "mild", False: "none"}.get(value, value) if isinstance(value, bool) else value
-
-
-Candidate = Literal["source", "own", "half", "part", "mixed", "adapted"]
-
-
-class GuardConfig(Section):
-    """Which network's mask of a volume is taken; agreements are Dice of two masks."""
-
-    enabled: bool = False
-    candidates: tuple[Candidate, ...] = Field(
-        ("source", "own", "half", "part", "adapted"),
-        description="whose masks are compared; 'own', 'half' and 'mixed' need batch norm",
-    )
-    unsupported: float = Field(
-        0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"
-    )
-    largest_foreground: float = Field(
-        0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
-    )
-    shape_weight: float = Field(6.0, ge=0, description="of rises and falls of the area beyond one of each")
-    head_start: float = Field(
-        0.05, ge=0, description="by how much another mask must be trusted more than the adapted one"
-    )
-    least_support: float = Field(
-        0.6,
-        ge=0,
-        le=1,
-        description="mean of consistency and best agreement below which no mask of a volume is trusted",
-    )
-
-    @field_validator("candidates")
-    @classmethod
-    def _ends(cls, value: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        if not {"source", "adapted"} <= set(value) or len(set(value)) != len(value):
-            raise ValueError("needs 'source' and 'adapted', and each name once")
-        return value
-
-
-class QualityConfig(Section):
-    """How a Dice is predicted from what the guard saw: intercept + slope * source_dice * support squared."""
-
-    intercept: float | None = Field(None, description="none: no Dice is predicted")
-    slope: float = Field(0.0, ge=0)
-    half_width: float = Field(0.0, ge=0, description="of the 90 % interval at a predicted Dice of 1")
-    growth: float = Field(
-        0.0, ge=0, description="of the half width, for every 1 that the prediction is lower"
-    )
-    source_dice: float = Field(
-        1.0, gt=0, le=1, description="Dice of the network on held-out images of its training; of its card"
-    )
-    review_below: float = Field(
-        0.75, ge=0, le=1, description="cases whose predicted Dice is lower come first in the report"
-    )
-    fitted_on: str = Field("", description="data of the fit; never the sites that are judged")
 
 
 class ReportConfig(Section):

@@ -1,0 +1,62 @@
+"""Settings by which results are judged without labels: the guard and the predicted Dice."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from tesla_med.config.section import Section
+
+Candidate = Literal["source", "own", "half", "part", "mixed", "adapted"]
+
+
+class GuardConfig(Section):
+    """Which network's mask of a volume is taken; agreements are Dice of two masks."""
+
+    enabled: bool = False
+    candidates: tuple[Candidate, ...] = Field(
+        ("source", "own", "half", "part", "adapted"),
+        description="whose masks are compared; 'own', 'half' and 'mixed' need batch norm",
+    )
+    unsupported: float = Field(
+        0.5, ge=0, le=1, description="a mask is refused whose agreement with every other is below this"
+    )
+    largest_foreground: float = Field(
+        0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
+    )
+    shape_weight: float = Field(6.0, ge=0, description="of rises and falls of the area beyond one of each")
+    head_start: float = Field(
+        0.05, ge=0, description="by how much another mask must be trusted more than the adapted one"
+    )
+    least_support: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="mean of consistency and best agreement below which no mask of a volume is trusted",
+    )
+
+    @field_validator("candidates")
+    @classmethod
+    def _ends(cls, value: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        if not {"source", "adapted"} <= set(value) or len(set(value)) != len(value):
+            raise ValueError("needs 'source' and 'adapted', and each name once")
+        return value
+
+
+class QualityConfig(Section):
+    """How a Dice is predicted from what the guard saw: intercept + slope * source_dice * support squared."""
+
+    intercept: float | None = Field(None, description="none: no Dice is predicted")
+    slope: float = Field(0.0, ge=0)
+    half_width: float = Field(0.0, ge=0, description="of the 90 % interval at a predicted Dice of 1")
+    growth: float = Field(
+        0.0, ge=0, description="of the half width, for every 1 that the prediction is lower"
+    )
+    source_dice: float = Field(
+        1.0, gt=0, le=1, description="Dice of the network on held-out images of its training; of its card"
+    )
+    review_below: float = Field(
+        0.75, ge=0, le=1, description="cases whose predicted Dice is lower come first in the report"
+    )
+    fitted_on: str = Field("", description="data of the fit; never the sites that are judged")
