@@ -142,7 +142,8 @@ class TileResult:
 
     Attributes:
         case: its name.
-        status: ok; failed (could not be read); collapsed (adaptation gave values that are not finite).
+        status: ok; blank (too little tissue, not used); failed (could not be read); collapsed (adaptation
+            gave values that are not finite).
         used: which model made the prediction.
         reason: why, in words.
         label: name of its class, "" where it has none.
@@ -151,6 +152,7 @@ class TileResult:
         correct: whether the predicted class is the label; None without either.
         correct_source: the same of the unadapted model.
         notes: remarks of reading.
+        tissue: share of its pixels that show tissue, in [0, 1]; None where the tile could not be read.
     """
 
     case: str
@@ -163,6 +165,7 @@ class TileResult:
     correct: bool | None = None
     correct_source: bool | None = None
     notes: tuple[str, ...] = ()
+    tissue: float | None = None
 
     @property
     def headline(self) -> float | None:

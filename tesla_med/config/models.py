@@ -191,6 +191,12 @@ class Preprocessing(Section):
     stain_normalisation: bool = Field(
         False, description="for tiles: normalise haematoxylin and eosin to those of a reference (Macenko)"
     )
+    least_tissue: float = Field(
+        0.05, ge=0, le=1, description="for tiles: share of pixels that show tissue, below which one is blank"
+    )
+    least_side: int = Field(
+        16, ge=1, description="for tiles: pixels of the shorter side, below which one fails"
+    )
 
     @field_validator("orientation")
     @classmethod

@@ -35,14 +35,18 @@ class Picture:
     notes: tuple[str, ...] = ()
 
 
-def read_tile(path: Path) -> Picture:
+def read_tile(path: Path, least_side: int = 1) -> Picture:
     """Read one tile as RGB.
+
+    Args:
+        path: the file.
+        least_side: pixels that its shorter side must have.
 
     Transparent pixels are put on white, as a scanner's background is; palettes are expanded; CMYK and other
     colour spaces are converted; 16-bit values are scaled by their depth; grey is repeated.
 
     Raises:
-        DataError: missing, truncated, no picture, several pages, or values without a known range.
+        DataError: missing, truncated, no picture, too small, several pages, or values without a known range.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -53,6 +57,9 @@ def read_tile(path: Path) -> Picture:
             with Image.open(path) as image:
                 if getattr(image, "n_frames", 1) > 1:
                     raise DataError(f"{path}: {image.n_frames} pages in one file; expected one tile per file")
+                if min(image.size) < least_side:
+                    size = f"{image.size[0]}x{image.size[1]}"
+                    raise DataError(f"{path}: {size} pixels; expected at least {least_side} a side")
                 image.load()
                 return _picture(ImageOps.exif_transpose(image), path)
     except FileNotFoundError:

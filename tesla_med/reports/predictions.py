@@ -32,7 +32,8 @@ class PredictionsReport(Report):
         counts = {
             "tiles": len(read),
             "labelled": sum(bool(item.label) for item in read),
-            "failed": len(results) - len(read),
+            "failed": sum(item.status == "failed" for item in results),
+            "blank": sum(item.status == "blank" for item in results),
             "classes": [item.value for item in classes],
         }
         write_json(metrics, counts | class_figures(results, self.run.pipeline))
@@ -40,20 +41,24 @@ class PredictionsReport(Report):
 
 
 def predictions_csv(results: Sequence[TileResult], classes: Sequence[str]) -> str:
-    """Return the table: tile, label, prediction, source_prediction, entropy, and p_<class> for each class."""
+    """Return the table, one row a tile.
+
+    Columns: tile, label, prediction, source_prediction, entropy, status, tissue, and p_<class> of each class.
+    """
     import csv
     import io
 
     stream = io.StringIO()
     writer = csv.writer(stream)
-    columns = ["tile", "label", "prediction", "source_prediction", "entropy"]
+    columns = ["tile", "label", "prediction", "source_prediction", "entropy", "status", "tissue"]
     writer.writerow([*columns, *(f"p_{name}" for name in classes)])
     for item in results:
+        seen = [item.status, "" if item.tissue is None else f"{item.tissue:.4f}"]
         if item.probs is None or item.probs_source is None:
-            writer.writerow([item.case, item.label, "", "", "", *[""] * len(classes)])
+            writer.writerow([item.case, item.label, "", "", "", *seen, *[""] * len(classes)])
             continue
         predicted = [classes[int(probs.argmax())] for probs in (item.probs, item.probs_source)]
         entropy = float(normalised_entropy(item.probs[:, None])[0])
         figures = [f"{value:.6f}" for value in item.probs]
-        writer.writerow([item.case, item.label, *predicted, f"{entropy:.6f}", *figures])
+        writer.writerow([item.case, item.label, *predicted, f"{entropy:.6f}", *seen, *figures])
     return stream.getvalue()

@@ -18,6 +18,7 @@ from tesla_med.io.cases import site_folder
 from tesla_med.io.tiles import UNLABELLED, TileSet, find_tiles
 from tesla_med.prepare.tiles import stream
 from tesla_med.tasks.labelled import LabelledSource, Part
+from tesla_med.tasks.tiles import reading
 from tesla_med.types import Progress
 
 Vary = Callable[[Tensor, torch.Generator], Tensor]
@@ -142,8 +143,8 @@ def load_tiles(
     assert pipeline.preprocessing.size is not None  # noqa: S101 - the task has checked it
     for site, tiles in zip(sites, sets, strict=True):
         kept = np.flatnonzero(tiles.labels != UNLABELLED).tolist()
-        normalise, every = pipeline.preprocessing.stain_normalisation, tiles.names
-        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, normalise=normalise):
+        every = tiles.names
+        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, **reading(pipeline)):
             images += list((255 * batch.images).round().to(torch.uint8))
             labels += [index[int(tiles.labels[position])] for position in batch.index]
             names += [f"{site.id}/{every[int(position)]}" for position in batch.index]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tesla_med.config.models import Protocol, Reset, SiteConfig
+from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.files import sha256
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     from tesla_med.tasks.labelled import LabelledSource
 
 Probs = npt.NDArray[np.float32]
+
+
+def reading(pipeline: PipelineConfig) -> dict[str, Any]:
+    """Return how a pipeline wants tiles read: what :func:`tesla_med.prepare.tiles.load_batch` takes."""
+    of = pipeline.preprocessing
+    return {
+        "normalise": of.stain_normalisation,
+        "least_tissue": of.least_tissue,
+        "least_side": of.least_side,
+    }
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
@@ -108,6 +118,7 @@ class Tiles(Task):
                 f"pipeline {self.pipeline.name!r}: preprocessing.size must say how large tiles are"
             )
         self.size = size
+        self._demands = reading(self.pipeline)
         self.class_names = {item.value: item.name for item in self.pipeline.classes}
         self.order = {item.name: position for position, item in enumerate(self.pipeline.classes)}
 
@@ -140,8 +151,7 @@ class Tiles(Task):
         from tesla_med.prepare.tiles import load_batch
 
         part: Part = ref.content
-        normalise = self.pipeline.preprocessing.stain_normalisation
-        batch = load_batch(part.positions, part.tiles, self.size, normalise=normalise)
+        batch = load_batch(part.positions, part.tiles, self.size, **self._demands)
         names = dict(zip(part.positions, ref.items, strict=True))
         failed = {names[position]: reason for position, reason in batch.failed.items()}
         images = batch.images if len(batch.index) else None
@@ -163,11 +173,19 @@ class Tiles(Task):
         tiles: TileSet = ref.content.tiles
         label = self.class_names.get(int(tiles.labels[position]))
         labels = None if label is None else (label,)
+        from tesla_med.prepare.tiles import tissue_share
+
         try:
-            picture = read_tile(tiles.paths[position])
+            picture = read_tile(tiles.paths[position], self._demands["least_side"])
         except DataError as error:
             return Check(name, None, None, labels, (str(error),))
-        return Check(name, picture.array.shape[1:], None, labels, (), picture.notes)
+        share = tissue_share(picture.array)
+        problems = (self._blank(share),) if share < self._demands["least_tissue"] else ()
+        return Check(name, picture.array.shape[1:], None, labels, problems, picture.notes)
+
+    def _blank(self, share: float) -> str:
+        least = self._demands["least_tissue"]
+        return f"blank: {100 * share:.1f} % of its pixels show tissue, less than {100 * least:g} %"
 
     def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
         """Return the size of every tile of a batch as the network sees it, or why it cannot be read."""
@@ -211,6 +229,10 @@ class Tiles(Task):
         results = []
         for position, name in zip(part.positions, unit.ref.items, strict=True):
             label = self.class_names.get(int(part.tiles.labels[position]), "")
+            share = batch.tissue.get(position)
+            if share is not None and position in batch.blank:
+                results.append(TileResult(name, "blank", "source", self._blank(share), label, tissue=share))
+                continue
             if position not in rows:
                 reason = unit.failed[name]
                 results.append(TileResult(name, "failed", "source", reason, label))
@@ -228,6 +250,7 @@ class Tiles(Task):
                     correct=self._correct(after, label),
                     correct_source=self._correct(before, label),
                     notes=batch.notes.get(position, ()),
+                    tissue=share,
                 )
             )
         return results
@@ -255,7 +278,7 @@ class Tiles(Task):
         """Give tiles the source model's probabilities."""
         return [
             record
-            if record.status == "failed" or record.used == "source"
+            if record.probs is None or record.used == "source"
             else replace(
                 record,
                 used="source",
@@ -297,6 +320,7 @@ class Tiles(Task):
             "skipped": items.content.skipped,
             "tiles_read_with_remarks": dict(remarks),
             "failed": dict(sorted(failed.items())),
+            "blank": sum(item.status == "blank" for item in results),
             "diverged": sum(item.status == "collapsed" for item in results),
         }
 
@@ -311,12 +335,13 @@ class Tiles(Task):
         """Yield one row per tile of ``predictions.csv``.
 
         Yields:
-            ``right`` and ``right_source`` are 1.0 or 0.0, None where the tile has no label or could not be
-            read; ``status`` is ok, unscored or failed.
+            ``right`` and ``right_source`` are 1.0 or 0.0, None where the tile has no label or no prediction;
+            ``status`` is ok, unscored, blank or failed.
         """
         for row in read_rows(folder.out / TABLE):
             label, predicted, before = row["label"], row["prediction"], row["source_prediction"]
-            status = "failed" if not predicted else "ok" if label else "unscored"
+            kept = row.get("status") or ("failed" if not predicted else "ok")
+            status = kept if kept in ("failed", "blank") else "ok" if label else "unscored"
             scored = status == "ok"
             yield {
                 "case": row["tile"],

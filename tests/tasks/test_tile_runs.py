@@ -273,7 +273,11 @@ def test_stains_are_normalised_where_the_recipe_says_so(weights, tmp_path):
     Image.fromarray(white).save(next(folder.rglob("*.png")).parent / "white.png")
     outcome = {}
     for switch in ("false", "true"):
-        texts = ("reports=[table]", f"preprocessing.stain_normalisation={switch}")
+        texts = (
+            "reports=[table]",
+            "preprocessing.least_tissue=0",
+            f"preprocessing.stain_normalisation={switch}",
+        )
         result = run(
             folder,
             weights,
