@@ -218,6 +218,7 @@ class Plan:
             manifest=self.manifest(),
             notes=self.notes,
             folder=self.items.folder,
+            names=self.items.names,
             kind=self.task.result,
             item=self.task.item,
             counts=self.task.counts,

@@ -198,6 +198,20 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """What a run that goes on keeps of an interrupted attempt.
+
+    Attributes:
+        items: names of the items that are not done again.
+        steps: how many of its updates led to where the run goes on; None where units are independent, so
+            that those of the units that are done again have no part in it.
+    """
+
+    items: frozenset[str]
+    steps: float | None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What is said of one unit: how far it moved from the source model, and why.
 

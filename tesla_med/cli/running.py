@@ -25,7 +25,7 @@ from tesla_med.cli.options import (
     Weights,
     choice,
 )
-from tesla_med.cli.results import SHOWN, not_used, shape_text, show_run
+from tesla_med.cli.results import SHOWN, not_made, not_used, shape_text, show_run
 
 app = typer.Typer()
 
@@ -176,7 +176,9 @@ def rollback(
         screen.say(f"... and {undone - SHOWN} more")
     of_source = "one file per case, in checkpoints/" if kept else "those of the source model"
     screen.say(f"Weights: {result.weights or of_source}")
+    not_made(result.reports_failed, "the same command makes it again")
     screen.result(vars(result))
+    raise typer.Exit(1 if result.reports_failed else 0)
 
 
 def _dry_run(screen: Screen, plan: Any) -> int:

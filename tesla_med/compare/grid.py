@@ -275,6 +275,8 @@ class _Grid:
         result = run_plan(
             plan, resume=there and carry is None, overwrite=there and carry is not None, carry=carry
         )
+        for name, reason in result.reports_failed.items():
+            raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
         count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")
         self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
 

@@ -38,6 +38,7 @@ class HtmlReport(Report):
     summary = "report.html, one self-contained page"
 
     kinds = (CaseResult, TileResult)
+    draws = True
 
     def start(self, run: RunContext) -> None:
         """Start with an empty page."""

@@ -198,6 +198,10 @@ class Task(ABC):
         """Return what reports may draw, valid during the call only."""
         return None
 
+    def view_again(self, folder: RunFolder, ref: Ref) -> CaseView | None:
+        """Return the same of a unit of an earlier attempt, read from disk; None if it cannot be."""
+        return None
+
     def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
         """Whether a unit need not be done again: its input is the same, its results can be read."""
         return True

@@ -191,37 +191,13 @@ class Volumes(Task):
 
     def score(self, unit: Unit, finished: Masks) -> list[CaseResult]:
         """Compare the masks with the case's reference, if it has one."""
-        from tesla_med.engine.quality import with_estimates
-        from tesla_med.tasks._cases import status_of
+        from tesla_med.tasks._cases import record_of
 
         loaded: Loaded = unit.content
-        source, adapted, verdict = finished.source, finished.adapted, finished.verdict
+        source, adapted = finished.source, finished.adapted
         scored = scoring.score(loaded.case, loaded.volume, source, adapted, self.site, self.pipeline)
         finished.scored = scored
-        entropies = scoring.mean_entropies(source, adapted)
-        if not verdict.trusted:
-            log.warning("%s: %s", loaded.case.name, verdict.reason)
-        result = CaseResult(
-            case=loaded.case.name,
-            site=self.site.id,
-            status=status_of(verdict, scored.problem, loaded.prepared is None, bool(adapted.mask.any())),
-            used=verdict.used,
-            share=verdict.share,
-            trusted=verdict.trusted,
-            scaling=""
-            if unit.scaling is None
-            else unit.scaling.name or str(self.pipeline.preprocessing.intensity),
-            reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
-            slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
-            input_sha256=unit.sha256,
-            entropy_source=entropies[0],
-            entropy=entropies[1],
-            signals=verdict.signals | (dict(unit.scaling.signals) if unit.scaling is not None else {}),
-            notes=(*unit.notes, *((unit.scaling.reason,) if unit.scaling and unit.scaling.reason else ())),
-            scores=with_estimates(scored.scores, verdict.signals, self.pipeline.quality),
-            calibration=scored.calibration,
-        )
-        return [result]
+        return [record_of(unit, finished, scored, self.site, self.pipeline)]
 
     def view(self, unit: Unit, finished: Masks) -> CaseView:
         """Return image, masks and reference."""
@@ -236,6 +212,12 @@ class Volumes(Task):
         )
 
     # ------------------------------------------------------------ resuming and going back
+
+    def view_again(self, folder: RunFolder, ref: Ref) -> CaseView | None:
+        """Return image, masks and reference of a finished case, read from disk."""
+        from tesla_med.tasks._cases import view_of
+
+        return view_of(ref.content, self.site, self.pipeline, folder)
 
     def started(self, folder: RunFolder) -> None:
         """Write ``masks/labels.json``."""

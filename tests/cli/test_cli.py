@@ -418,7 +418,7 @@ def test_a_fault_of_the_program(place, weights, monkeypatch, capsys):
     def broken(*_, **__):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("tesla_med.reports.base.make_reports", broken)
+    monkeypatch.setattr("tesla_med.reports.base.Reports.started", broken)
     assert adapt("--json", weights=weights) == 1
     shown = capsys.readouterr()
     assert one_object(shown.out)["error"]["kind"] == "ZeroDivisionError"
