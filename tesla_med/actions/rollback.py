@@ -144,6 +144,7 @@ def _rewrite(
         *(settings["seed"], settings["reset"]),
         manifest={key: value for key, value in manifest.items() if key != "cases"},
         notes=tuple(content.get("notes", ())),
+        names=tuple(names),
         kind=task.result,
         item=task.item,
         counts=task.counts,

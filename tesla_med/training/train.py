@@ -244,7 +244,7 @@ def _fit(
     config = run.pipeline.train
     held_out = bool(held.names)
     validation = held if held_out else training
-    writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1 if run.step else None)
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=run.step + 1)
     kept: list[tuple[Tensor, float]] = []
     try:
         while run.step < config.steps:
