@@ -181,7 +181,7 @@ class _Run:
             raise
         except Exception as error:
             reason = str(named_error(self.task.named(ref), error))
-            log.warning("%s: %s", ref.name, reason)
+            log.info("%s: failed", ref.name)
             self.task.discard(self.folder, ref)
             records = self.task.failed(ref, reason)
         plan, seconds = self.plan, time.perf_counter() - start

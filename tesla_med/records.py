@@ -274,6 +274,15 @@ class SiteResult:
         return not self.failed and not self.reports_failed and not diverged
 
     @property
+    def remarks(self) -> tuple[tuple[str, str], ...]:
+        """What was noticed of single items, (name, text): notes, and why a result cannot be trusted."""
+        found: list[tuple[str, str]] = []
+        for item in self.results:
+            found += [(item.case, text) for text in item.notes]
+            found += [(item.case, item.reason)] if not getattr(item, "trusted", True) else []
+        return tuple(found)
+
+    @property
     def mean(self) -> float | None:
         """Mean of the headline metric over items, or None without references."""
         return mean_of_known(item.headline for item in self.results)

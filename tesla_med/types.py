@@ -180,13 +180,14 @@ class Check:
 
 @dataclass(frozen=True)
 class ItemEstimate:
-    """What one item of a run would be; ``problem`` says why it would fail."""
+    """What one item of a run would be; ``problem`` says why it would fail, ``notes`` are remarks."""
 
     case: str
     shape: tuple[int, ...] | None
     slices: int
     labelled: bool
     problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

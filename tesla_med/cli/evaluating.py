@@ -163,6 +163,7 @@ def compare(
     header, rows = grid(result.summary)
     screen.table(header, [[cell.strip("*") for cell in row] for row in rows], chosen.title)
     screen.say(f"{result.done} cells run, {result.skipped} already done; table: {out / 'comparison.html'}")
+    screen.remarks(result.remarks, "item")
     for name, reason in result.problems:
         sys.stderr.write(f"Not run: {name}: {reason}\n")
     for (label, protocol), count in result.summary.failed.items():

@@ -34,7 +34,8 @@ def show_run(screen: Screen, result: Any) -> int:
         sys.stderr.write(f"and {more} more; {result.out / 'run.json'} lists all\n")
     not_made(result.reports_failed, "--resume makes it again")
     for note in result.notes:
-        screen.say(f"Note: {note}")
+        screen.note(note)
+    screen.remarks(result.remarks, "case" if by_case else "tile")
     if result.diverged and result.diverged == result.units:
         sys.stderr.write("adaptation diverged throughout: every result is the source model's\n")
     if by_case:

@@ -202,6 +202,7 @@ def _dry_run(screen: Screen, plan: Any) -> int:
             for item in result.cases
         ]
         screen.table(["case", "voxels", "slices", "reference", "remarks"], rows)
+    screen.remarks(((item.case, text) for item in result.cases for text in item.notes), task.item)
     screen.say(f"{len(items.names)} {task.item}s in {items.folder}, {not_used(items.skipped)}")
     screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
     if overview:

@@ -78,8 +78,6 @@ def record_of(
     loaded, verdict, chosen = unit.content, finished.verdict, unit.scaling
     source, adapted = finished.source, finished.adapted
     entropies = mean_entropies(source, adapted)
-    if not verdict.trusted:
-        log.warning("%s: %s", loaded.case.name, verdict.reason)
     return CaseResult(
         case=loaded.case.name,
         site=site.id,

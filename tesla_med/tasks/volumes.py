@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from tesla_med.scoring.masks import EvaluationResult
     from tesla_med.tasks.labelled import LabelledSource
 
-log = logging.getLogger(__name__)
 CONSTANT = Verdict(0.0, "the image is constant: there is nothing to adapt to or to segment")
 
 
@@ -110,9 +108,7 @@ class Volumes(Task):
         digest = sha256_of(case.files)
         volume = read_case(case, self.site)
         seen = acquisition_of(volume, self.site.region, self.pipeline.preprocessing.orientation)
-        for text in differences(seen, self.trained):
-            volume.notes.append(text)
-            log.warning("%s: %s", case.name, text)
+        volume.notes += differences(seen, self.trained)
         prepared, scalings = None, {}
         if not volume.blank:
             needed = self.site.region.kind == "mask" and case.region_mask is not None
@@ -140,7 +136,8 @@ class Volumes(Task):
         """Return grid and number of slices of a case."""
         shape = None if unit is None else unit.content.volume.shape
         count = 0 if unit is None or unit.images is None else unit.images.shape[0]
-        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem)]
+        notes = () if unit is None else unit.notes
+        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem, notes)]
 
     # ------------------------------------------------------------ from probabilities to a mask on disk
 

@@ -255,9 +255,18 @@ def test_quiet_is_silent_in_a_process_of_its_own(place, weights):
 
 def test_a_warning_that_every_cell_gives_is_said_once(place, weights, capsys):
     line = ["compare", "--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--methods", "source,bn"]
-    line += ["--seeds", "1", "--weights", str(weights), "--device", "cpu", "--set", "reports=[table]"]
+    line += [
+        "--seeds",
+        "1",
+        "--weights",
+        str(weights),
+        "--device",
+        "cpu",
+        "--set",
+        "preprocessing.orientation=LPS",
+    ]
     assert run(line) == 0
-    told = [text for text in capsys.readouterr().err.splitlines() if "taken from the weights' card" in text]
+    told = [text for text in capsys.readouterr().err.splitlines() if "--set departs from" in text]
     assert told
     assert len(told) == len(set(told))
 
