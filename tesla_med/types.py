@@ -267,6 +267,7 @@ class CaseView:
         reference: (I, J, K) label values, or None.
         affine: (4, 4) voxel to RAS+ mm.
         spacing: voxel size in mm.
+        ignored: (I, J, K), true where the reference says "do not score" (it is 0 there); None for nowhere.
     """
 
     image: npt.NDArray[np.float32]
@@ -275,6 +276,7 @@ class CaseView:
     reference: IntArray | None
     affine: npt.NDArray[np.float64]
     spacing: tuple[float, float, float]
+    ignored: BoolArray | None = None
 
 
 class Record(BaseModel):

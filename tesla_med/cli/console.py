@@ -107,12 +107,15 @@ class Screen:
         if text not in self._once.said:
             self.say(f"Note: {text}")
 
+    def remark(self, text: str) -> None:
+        """Print a remark on standard error."""
+        if not self.quiet:
+            sys.stderr.write(f"Remark: {text}\n")
+
     def remarks(self, found: Iterable[tuple[str, str]], noun: str = "case") -> None:
         """Print remarks on single items on standard error, equal ones as one line with their number."""
-        if self.quiet:
-            return
         for line in gathered(found, noun):
-            sys.stderr.write(f"Remark: {line}\n")
+            self.remark(line)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
         """Print a table for people; columns that hold figures are aligned right."""

@@ -38,17 +38,23 @@ class Section(BaseModel):
 class MaskLayer(Section):
     """One reference file of a case and what its values mean.
 
-    Exactly one of ``write`` and ``values`` may be given; with neither, values are kept.
+    Exactly one of ``write`` and ``values`` may be given; with neither, values are kept. A file for ``write``
+    holds one value above 0, or 1 to n without a gap (zones, which are joined).
     """
 
     pattern: str = Field(description="glob; its last * is the case key shared with the image")
     write: int | None = Field(None, ge=0, le=65535, description="label painted where the file > 0")
     values: dict[int, int] | None = Field(None, description="file value -> label; other values are refused")
+    ignore: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="file values that mean 'do not score': left out of every figure, and counted"
+    )
 
     @model_validator(mode="after")
     def _one_rule(self) -> MaskLayer:
         if self.write is not None and self.values is not None:
             raise ValueError("give either 'write' or 'values', not both")
+        if both := sorted(set(self.ignore) & set(self.values or {})):
+            raise ValueError(f"value {both[0]} is in 'values' and in 'ignore'")
         return self
 
 

@@ -26,7 +26,7 @@ def decimals(value: float | None, places: int) -> str:
     return NOT_APPLICABLE if value is None else f"{value:.{places}f}"
 
 
-def some(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
+def some(names: Sequence[str], limit: int = 5) -> str:
     """Return the first of many names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

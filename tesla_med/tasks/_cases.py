@@ -23,7 +23,7 @@ from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
 from tesla_med.scoring.calibration import CalibrationCounts
-from tesla_med.scoring.score import Scored, class_indices, incomplete, mean_entropies
+from tesla_med.scoring.score import Scored, class_indices, incomplete, mean_entropies, parted
 from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ def record_of(
         entropy_source=entropies[0],
         entropy=entropies[1],
         signals=verdict.signals | (dict(chosen.signals) if chosen is not None else {}),
-        notes=(*unit.notes, *((chosen.reason,) if chosen is not None and chosen.reason else ())),
+        notes=(
+            *unit.notes,
+            *scored.notes,
+            *((chosen.reason,) if chosen is not None and chosen.reason else ()),
+        ),
         scores=with_estimates(scored.scores, verdict.signals, pipeline.quality),
         calibration=scored.calibration,
     )
@@ -100,7 +104,7 @@ def record_of(
 
 def view_of(case: Case, site: SiteConfig, pipeline: PipelineConfig, folder: RunFolder) -> CaseView | None:
     """Return what reports may draw of a finished case, read from disk; None if it cannot be read."""
-    reference = None
+    reference = ignored = None
     try:
         volume = read_case(case, site)
         masks = [read_mask(path(case.name))[0] for path in (folder.source_mask, folder.mask)]
@@ -108,8 +112,9 @@ def view_of(case: Case, site: SiteConfig, pipeline: PipelineConfig, folder: RunF
         return None
     if case.labelled:
         with suppress(TeslaMedError):
-            reference = read_reference(case, site.files, volume, pipeline.values)
-    return CaseView(volume.array[0], masks[0], masks[1], reference, volume.affine, volume.spacing)
+            reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+    grid = volume.affine, volume.spacing
+    return CaseView(volume.array[0], masks[0], masks[1], reference, *grid, ignored)
 
 
 def count_runs(
@@ -128,18 +133,21 @@ def count_runs(
         return {}
     try:
         volume = read_case(case, site)
-        truth = read_reference(case, site.files, volume, pipeline.values)
+        truth, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
         indices = class_indices(truth, pipeline)
     except TeslaMedError as error:
         log.info("%s: left out of the calibration: %s", case.name, error)
         return {}
     masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
+    if ignored is not None:
+        masks = [np.where(ignored, 0, mask) for mask in masks]
     axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
     region = calibration_region(truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis)
+    seen = slice(None) if ignored is None else ~ignored
     found = {}
     for key, folder in there.items():
         probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
-        found[key] = count_region(probs, indices, region, pipeline.report.bins)
+        found[key] = count_region(probs[:, seen], indices[seen], region[seen], pipeline.report.bins)
     return found
 
 
@@ -170,7 +178,9 @@ def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: 
             problems.append(str(error))
     if case.labelled:
         try:
-            reference = read_reference(case, site.files, volume, pipeline.values)
+            reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+            if ignored is not None:
+                notes.append(f"{np.count_nonzero(ignored)} voxels of the reference are ignored")
             labels = tuple(int(value) for value in np.unique(reference))
         except TeslaMedError as error:
             problems.append(str(error))

@@ -36,6 +36,8 @@ OPTIONS: Mapping[str, str] = {
     "empty": "--empty one",
     "figures": "figures of a comparison",
     "classes": "a list of classes",
+    "ignore": "--ignore",
+    "values": "--values",
 }
 """What a task may honour, and how a user asks for it."""
 

@@ -80,6 +80,8 @@ class Tiles(Task):
         "keep-largest": "it applies to masks only; leave it out",
         "recalibrate": "it compares masks; leave it out",
         "empty": "it applies to empty masks only; leave it out",
+        "ignore": "leave the label of a tile empty instead",
+        "values": "name the classes in the table or the CSV of labels instead",
         "classes": "predictions.csv names the classes",
         "figures": "they show volumes; leave them out of a table of tiles",
     }

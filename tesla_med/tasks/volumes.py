@@ -72,7 +72,7 @@ class Volumes(Task):
 
     honours: ClassVar = frozenset(
         ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {"empty", "figures", "classes"}
+    ) | {"empty", "figures", "classes", "ignore", "values"}
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 
@@ -206,6 +206,7 @@ class Volumes(Task):
             reference=None if finished.scored is None else finished.scored.reference,
             affine=volume.affine,
             spacing=volume.spacing,
+            ignored=None if finished.scored is None else finished.scored.ignored,
         )
 
     # ------------------------------------------------------------ resuming and going back
