@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 import SimpleITK as sitk  # noqa: N813 - its usual name
 
-from tesla_med.io.geometry import corner_displacement
 from tesla_med.config.models import Files
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io import references
 from tesla_med.io import volumes as io
+from tesla_med.io.geometry import corner_displacement
 from tesla_med.types import Case, Volume
 
 Affine = npt.NDArray[np.float64]
