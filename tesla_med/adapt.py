@@ -106,7 +106,7 @@ def run_plan(
     run = _Run(plan, folder, progress or (lambda *_: None))
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    inputs = (plan.items.folder, plan.weights)
+    inputs = plan.items.folder, plan.weights
     folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
     with output_lock(plan.out):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
@@ -140,18 +140,18 @@ class _Run:
             self.folder.discard("adapted")
         self.folder.write_manifest(self.plan.settings(), self.plan.manifest(), complete=False)
         self.task.started(self.folder)
-        with self.reports.started(self.plan.reports, self.plan.report_context()):
-            for records in self.ledger.records.values():
-                self.reports.unit(records, None)
+        context, earlier = self.plan.report_context(), self.ledger.earlier if resume else None
+        with self.reports.started(self.plan.reports, context, earlier):
+            for ref, records in self.ledger.done_before:
+                self.reports.earlier(records, partial(self.task.view_again, self.folder, ref))
             self._work(todo)
             return self._finish()
 
     def _work(self, todo: Sequence[Ref]) -> None:
         task, ledger, stage = self.task, self.ledger, f"{self.task.item}s"
         if not self.driver.case_by_case and not ledger.whole:
-            images = SiteImages(
-                self.plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead
-            )
+            refs, scaled = self.plan.refs, self.predict.scaled
+            images = SiteImages(refs, task.load, scaled, joined=task.joins, count=task.ahead)
             self.driver.adapt_to_site(images, self.progress, start=ledger.passes, on_pass=self._pass_done)
         self.progress(stage, ledger.items_done, total := len(self.plan.items.names))
         for loaded in read_ahead(todo, task.load, task.ahead):
@@ -181,7 +181,7 @@ class _Run:
             raise
         except Exception as error:
             reason = str(named_error(self.task.named(ref), error))
-            log.warning("%s: %s", ref.name, reason)
+            log.info("%s: failed", ref.name)
             self.task.discard(self.folder, ref)
             records = self.task.failed(ref, reason)
         plan, seconds = self.plan, time.perf_counter() - start
@@ -208,13 +208,13 @@ class _Run:
 
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
-        units, notes = len(plan.refs), plan.notes
-        diverged = self.ledger.count(lambda item: NOT_FINITE in item.reason)
-        if diverged:
-            notes += (f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}",)
-        files = self.reports.finish(results, self.progress)
-        manifest = plan.manifest() | {"notes": list(notes)} | task.account(plan.items, results)
+        units, diverged = len(plan.refs), self.ledger.count(lambda item: NOT_FINITE in item.reason)
+        text = f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}"
+        notes = plan.notes + ((text,) if diverged else ())
+        files, broken = self.reports.finish(results, self.progress), self.reports.failed
+        said = {"notes": list(notes), "reports_failed": broken}
+        manifest = plan.manifest() | said | task.account(plan.items, results)
         self.folder.write_manifest(plan.settings(), manifest, complete=True)
         self.folder.states.clear()
         outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
-        return SiteResult(*outcome, metric=task.metric, diverged=diverged, units=units)
+        return SiteResult(*outcome, task.metric, diverged, units, broken)

@@ -218,6 +218,7 @@ class Plan:
             manifest=self.manifest(),
             notes=self.notes,
             folder=self.items.folder,
+            names=self.items.names,
             kind=self.task.result,
             item=self.task.item,
             counts=self.task.counts,
@@ -344,7 +345,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         reset=reset,
         device=device,
         out=default_out if request.out is None else Path(request.out),
-        notes=(*task.notes(), *loaded.warnings),
+        notes=(*task.notes(), *loaded.warnings, *loaded.notes),
         reports=reports_of(task, task.pipeline.reports),
         statistics=statistics,
     )

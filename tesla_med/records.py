@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -252,6 +252,7 @@ class SiteResult:
         diverged: how many units fell back to the source model because adaptation gave values that are not
             finite.
         units: how many units the run had.
+        reports_failed: reports that could not be made, with the reason.
     """
 
     out: Path
@@ -262,6 +263,7 @@ class SiteResult:
     metric: str = "dice"
     diverged: int = 0
     units: int = 0
+    reports_failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[Any, ...]:
@@ -270,8 +272,18 @@ class SiteResult:
 
     @property
     def complete(self) -> bool:
-        """Whether every item is done, and adaptation did not diverge on all of them."""
-        return not self.failed and not (self.units and self.diverged == self.units)
+        """Whether every item and report is done, and adaptation did not diverge on all items."""
+        diverged = self.units and self.diverged == self.units
+        return not self.failed and not self.reports_failed and not diverged
+
+    @property
+    def remarks(self) -> tuple[tuple[str, str], ...]:
+        """What was noticed of single items, (name, text): notes, and why a result cannot be trusted."""
+        found: list[tuple[str, str]] = []
+        for item in self.results:
+            found += [(item.case, text) for text in item.notes]
+            found += [(item.case, item.reason)] if not getattr(item, "trusted", True) else []
+        return tuple(found)
 
     @property
     def mean(self) -> float | None:

@@ -180,13 +180,14 @@ class Check:
 
 @dataclass(frozen=True)
 class ItemEstimate:
-    """What one item of a run would be; ``problem`` says why it would fail."""
+    """What one item of a run would be; ``problem`` says why it would fail, ``notes`` are remarks."""
 
     case: str
     shape: tuple[int, ...] | None
     slices: int
     labelled: bool
     problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,20 @@ class Failure:
 
     ref: Ref
     error: Exception
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run that goes on keeps of an interrupted attempt.
+
+    Attributes:
+        items: names of the items that are not done again.
+        steps: how many of its updates led to where the run goes on; None where units are independent, so
+            that those of the units that are done again have no part in it.
+    """
+
+    items: frozenset[str]
+    steps: float | None
 
 
 @dataclass(frozen=True)
@@ -252,6 +267,7 @@ class CaseView:
         reference: (I, J, K) label values, or None.
         affine: (4, 4) voxel to RAS+ mm.
         spacing: voxel size in mm.
+        ignored: (I, J, K), true where the reference says "do not score" (it is 0 there); None for nowhere.
     """
 
     image: npt.NDArray[np.float32]
@@ -260,6 +276,7 @@ class CaseView:
     reference: IntArray | None
     affine: npt.NDArray[np.float64]
     spacing: tuple[float, float, float]
+    ignored: BoolArray | None = None
 
 
 class Record(BaseModel):

@@ -844,7 +844,7 @@ def test_what_was_used_and_why_is_everywhere(volumes, weights, tmp_path, monkeyp
 
 
 def test_what_cannot_be_trusted_is_said_everywhere_and_the_run_ends_well(
-    volumes, weights, tmp_path, monkeypatch, caplog
+    volumes, weights, tmp_path, monkeypatch
 ):
     forced(monkeypatch, "half", "adapted", trusted=False)
     result = small.run(
@@ -853,7 +853,7 @@ def test_what_cannot_be_trusted_is_said_everywhere_and_the_run_ends_well(
     assert [item.trusted for item in result.results] == [False, False]
     assert result.complete
     assert [record["trusted"] for record in small.record(result.out)["cases"]] == [False, False]
-    assert "takes half" in caplog.text
+    assert [text for _, text in result.remarks] == ["takes half", "takes adapted"]
     page = (result.out / "report/report.html").read_text()
     assert "2 not trusted" in page
     assert ",False,,takes half" in (result.out / "report/metrics.csv").read_text()

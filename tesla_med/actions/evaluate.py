@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ def evaluate(
     strict: bool = False,
     classes: Sequence[LabelClass] | None = None,
     empty: Empty = "skip",
+    ignore: Sequence[int] = (),
+    values: Mapping[int, int] | None = None,
     task: str | None = None,
 ) -> Any:
     """Score every result that has a reference.
@@ -28,11 +30,14 @@ def evaluate(
         references: folder of reference masks; of tiles a folder with a sub-folder per class, a CSV with the
             columns ``tile`` and ``label``, or None for the column ``label`` of the table itself.
         out: where ``metrics.csv`` and ``summary.json`` are written; None writes nothing.
-        strict: refuse files without a partner and pairs that cannot be scored.
+        strict: refuse files without a partner, pairs that cannot be scored, and values that only one side
+            holds where no list of classes says what they are.
         classes: the classes of masks; None takes ``labels.json`` beside the predictions, else the values
             found in the masks.
         empty: where both masks are empty of a class the case is left out of the mean Dice ("skip"), or
             counts as 1 ("one").
+        ignore: values of reference masks that mean "do not score": left out of every figure, and counted.
+        values: value in a file of masks, of either side -> label; others stay as they are.
         task: what the predictions are of; None tells it from what is there, masks if nothing speaks for
             anything else.
 
@@ -47,6 +52,7 @@ def evaluate(
     """
     kind = _kind(Path(predictions)) if task is None else TASKS.get(task)
     asked = {"empty": empty != "skip", "classes": classes is not None}
+    asked |= {"ignore": bool(ignore), "values": bool(values)}
     kind.refuse({name for name, yes in asked.items() if yes})
     return kind.evaluate(
         Path(predictions),
@@ -55,6 +61,8 @@ def evaluate(
         strict=strict,
         classes=classes,
         empty=empty,
+        ignore=ignore,
+        values=values,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import output_lock
-from tesla_med.reports.base import REPORTS, RunContext, make_reports
+from tesla_med.reports.base import REPORTS, Reports, RunContext
 from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
 from tesla_med.runs.weights import go_back
 from tesla_med.tasks.base import Task, task_of
@@ -28,12 +28,14 @@ class Rollback:
         kept: cases or tiles whose results stay as they are.
         undone: those whose results are the source model's now.
         weights: the weights that are current now; None where they are the source's.
+        reports_failed: reports that could not be made anew, with the reason.
     """
 
     out: Path
     kept: tuple[str, ...]
     undone: tuple[str, ...]
     weights: Path | None
+    reports_failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def rollback(run: str | Path, to_case: int | str) -> Rollback:
@@ -73,8 +75,8 @@ def rollback(run: str | Path, to_case: int | str) -> Rollback:
         where = f"case {number}" if number else "the source model"
         kept, undone = _units_back(folder, task, names, number, where)
         folder.states.clear()
-        _rewrite(folder, content, task, names, undone, number)
-    return Rollback(folder.out, kept, undone, weights)
+        broken = _rewrite(folder, content, task, names, undone, number)
+    return Rollback(folder.out, kept, undone, weights, broken)
 
 
 def _task(folder: RunFolder, settings: Mapping[str, Any]) -> Task:
@@ -125,8 +127,12 @@ def _rewrite(
     names: Sequence[str],
     undone: Sequence[str],
     number: int,
-) -> None:
-    """Make reports and run.json anew from the records, and drop what cannot be made from them."""
+) -> dict[str, str]:
+    """Make reports and run.json anew from the records, and drop what cannot be made from them.
+
+    Returns:
+        Reports that could not be made, with the reason.
+    """
     settings = content["settings"]
     manifest = {key: value for key, value in content.items() if key not in ("settings", "complete")}
     manifest["rolled_back"] = {
@@ -138,6 +144,7 @@ def _rewrite(
         *(settings["seed"], settings["reset"]),
         manifest={key: value for key, value in manifest.items() if key != "cases"},
         notes=tuple(content.get("notes", ())),
+        names=tuple(names),
         kind=task.result,
         item=task.item,
         counts=task.counts,
@@ -145,16 +152,19 @@ def _rewrite(
     units = [folder.records([name], task.result) for name in names]
     every = (item for unit in units for item in unit)
     results = sorted(every, key=lambda item: names_first(item.case, names))
+    reports = Reports()
     chosen = [name for name in (*task.always, *task.reports) if REPORTS.get(name).from_records]
     for name in dict.fromkeys((*task.always, *task.reports)):
         if name not in chosen:
-            REPORTS.get(name).renew(context, units, undone)
-    for report in make_reports(chosen, context):
+            reports.renew(name, context, units, undone)
+    with reports.started(chosen, context):
         for unit in units:
-            report.unit(unit, None)
-        report.finish(results)
+            reports.unit(unit, None)
+        reports.finish(results)
+    manifest["reports_failed"] = reports.failed
     known = task.account_again(content, results)
     folder.write_manifest(settings, manifest | known, complete=bool(content.get("complete")))
+    return reports.failed
 
 
 def names_first(case: str, names: Sequence[str]) -> tuple[int, str]:

@@ -5,28 +5,65 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from tesla_med.scoring.text import gathered
 from tesla_med.types import Progress
 
 
 class _Once(logging.Filter):
-    """Lets a warning of the configuration through once: the cells of a comparison give the same ones."""
+    """Lets a warning through once: the cells of a comparison, and the passes over a site, give the same."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self.said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.split(".")[1:2] not in (["plan"], ["tasks"]):  # of the configuration
+        if record.levelno < logging.WARNING:
             return True
         text = record.getMessage()
-        new = text not in self._said
-        self._said.add(text)
+        new = text not in self.said
+        self.said.add(text)
         return new
+
+
+EVERY_SECONDS = 10.0
+"""Between two lines of progress on many small things."""
+EACH = ("cases", "cells", "passes over the site")
+"""Stages of which every step is a line of its own where there is no terminal."""
+
+
+class _Lines:
+    """Progress as lines, where there is no terminal: how much is done, how long it took, what is left."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._stages: dict[str, list[float]] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage not in self._stages:
+            self._stages[stage] = [now, float(done), now, float(done)]
+            return
+        begun, first, last, before = self._stages[stage]
+        if done <= before or (stage not in EACH and now - last < EVERY_SECONDS):
+            return
+        self._stages[stage][2:] = [now, float(done)]
+        left = (now - begun) / (done - first) * (total - done)
+        rest = f", about {duration(left)} left" if done < total else f", {duration(now - begun)} in all"
+        self._stream.write(f"{stage} {done}/{total}: {now - last:.1f} s{rest}\n")
+        self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words that are as exact as they need to be."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True)
@@ -42,12 +79,13 @@ class Screen:
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
+    _once: _Once = field(default_factory=_Once, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Send the package's log to standard error at the level asked for."""
         level = logging.ERROR if self.quiet else logging.INFO if self.verbose else logging.WARNING
         handler = logging.StreamHandler(sys.stderr)
-        handler.addFilter(_Once())
+        handler.addFilter(self._once)
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         logger = logging.getLogger("tesla_med")
         logger.handlers[:] = [handler]
@@ -63,6 +101,21 @@ class Screen:
         """Print a line for people."""
         if self.talks:
             sys.stdout.write(f"{text}\n")
+
+    def note(self, text: str) -> None:
+        """Print a remark on the whole for people, unless it was said as a warning."""
+        if text not in self._once.said:
+            self.say(f"Note: {text}")
+
+    def remark(self, text: str) -> None:
+        """Print a remark on standard error."""
+        if not self.quiet:
+            sys.stderr.write(f"Remark: {text}\n")
+
+    def remarks(self, found: Iterable[tuple[str, str]], noun: str = "case") -> None:
+        """Print remarks on single items on standard error, equal ones as one line with their number."""
+        for line in gathered(found, noun):
+            self.remark(line)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
         """Print a table for people; columns that hold figures are aligned right."""
@@ -85,9 +138,12 @@ class Screen:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Show a bar on standard error while the block runs."""
-        if not self.talks or not sys.stderr.isatty():
+        """Show a bar on standard error while the block runs; where that is no terminal, lines."""
+        if self.quiet:
             yield lambda *_: None
+            return
+        if not sys.stderr.isatty():
+            yield _Lines(sys.stderr)
             return
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar

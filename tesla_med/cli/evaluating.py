@@ -20,6 +20,7 @@ from tesla_med.cli.options import (
     Volumes,
     Weights,
     choice,
+    mapping,
     split,
 )
 from tesla_med.errors import ConfigError, DataError
@@ -46,6 +47,14 @@ def evaluate(
             help="If both masks are empty: skip leaves the case out of the mean, one counts it as 1."
         ),
     ] = "skip",
+    ignore: Annotated[
+        list[int] | None,
+        typer.Option(help="Value of the reference masks that is not scored, such as 255; may be repeated."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(help="FROM=TO: what a value in the files means, such as 255=1; may be repeated."),
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -55,10 +64,18 @@ def evaluate(
 
     screen = Screen(quiet, verbose, as_json)
     counted = choice("--empty", empty, ("skip", "one"))
-    result = evaluate_results(predictions, references, out=out, strict=strict, empty=counted)
+    result = evaluate_results(
+        predictions,
+        references,
+        out=out,
+        strict=strict,
+        empty=counted,
+        ignore=tuple(ignore or ()),
+        values=mapping("--values", values),
+    )
     screen.say(result.coverage)
     for text in result.remarks():
-        screen.say(text)
+        screen.remark(text)
     for title, columns, rows in result.tables():
         screen.table(columns, rows, title=title or None)
     for text in result.errors():
@@ -163,6 +180,7 @@ def compare(
     header, rows = grid(result.summary)
     screen.table(header, [[cell.strip("*") for cell in row] for row in rows], chosen.title)
     screen.say(f"{result.done} cells run, {result.skipped} already done; table: {out / 'comparison.html'}")
+    screen.remarks(result.remarks, "item")
     for name, reason in result.problems:
         sys.stderr.write(f"Not run: {name}: {reason}\n")
     for (label, protocol), count in result.summary.failed.items():

@@ -56,6 +56,22 @@ def choice(option: str, value: str | None, known: Sequence[str]) -> Any:
     return value
 
 
+def mapping(option: str, texts: Sequence[str] | None) -> dict[int, int]:
+    """Return what texts ``FROM=TO`` say.
+
+    Raises:
+        ConfigError: one is something else, or a value is given twice.
+    """
+    found: dict[int, int] = {}
+    for text in texts or ():
+        before, _, after = (part.strip() for part in text.partition("="))
+        if not (before.isdigit() and after.isdigit()):
+            raise ConfigError(f"{option} takes FROM=TO, two numbers of 0 and above as in 255=1, got {text!r}")
+        if found.setdefault(int(before), int(after)) != int(after):
+            raise ConfigError(f"{option} gives two meanings to {before}: {found[int(before)]} and {after}")
+    return found
+
+
 def split(text: str | None) -> list[str]:
     """Return the parts of a list that is separated by commas."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ def show_run(screen: Screen, result: Any) -> int:
     if len(result.failed) > SHOWN:
         more = len(result.failed) - SHOWN
         sys.stderr.write(f"and {more} more; {result.out / 'run.json'} lists all\n")
+    not_made(result.reports_failed, "--resume makes it again")
     for note in result.notes:
-        screen.say(f"Note: {note}")
+        screen.note(note)
+    screen.remarks(result.remarks, "case" if by_case else "tile")
     if result.diverged and result.diverged == result.units:
         sys.stderr.write("adaptation diverged throughout: every result is the source model's\n")
     if by_case:
@@ -47,6 +49,12 @@ def show_run(screen: Screen, result: Any) -> int:
             screen.say(f"Report: {path}")
     screen.result(_content(result, by_case))
     return 0 if result.complete else 1
+
+
+def not_made(reports: Mapping[str, str], remedy: str) -> None:
+    """Name on standard error the reports that could not be made."""
+    for name, reason in reports.items():
+        sys.stderr.write(f"report {name}: not made: {reason}; the results are complete, {remedy}\n")
 
 
 def _show_cases(screen: Screen, result: Any, method: str, metric: str, shown: int) -> None:
@@ -67,6 +75,7 @@ def _content(result: Any, by_case: bool) -> dict[str, Any]:
         "out": result.out,
         "files": list(result.files),
         "notes": list(result.notes),
+        "reports_failed": dict(result.reports_failed),
         "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
     }
     if by_case:

@@ -25,7 +25,7 @@ from tesla_med.cli.options import (
     Weights,
     choice,
 )
-from tesla_med.cli.results import SHOWN, not_used, shape_text, show_run
+from tesla_med.cli.results import SHOWN, not_made, not_used, shape_text, show_run
 
 app = typer.Typer()
 
@@ -176,7 +176,9 @@ def rollback(
         screen.say(f"... and {undone - SHOWN} more")
     of_source = "one file per case, in checkpoints/" if kept else "those of the source model"
     screen.say(f"Weights: {result.weights or of_source}")
+    not_made(result.reports_failed, "the same command makes it again")
     screen.result(vars(result))
+    raise typer.Exit(1 if result.reports_failed else 0)
 
 
 def _dry_run(screen: Screen, plan: Any) -> int:
@@ -200,6 +202,7 @@ def _dry_run(screen: Screen, plan: Any) -> int:
             for item in result.cases
         ]
         screen.table(["case", "voxels", "slices", "reference", "remarks"], rows)
+    screen.remarks(((item.case, text) for item in result.cases for text in item.notes), task.item)
     screen.say(f"{len(items.names)} {task.item}s in {items.folder}, {not_used(items.skipped)}")
     screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
     if overview:

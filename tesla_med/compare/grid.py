@@ -57,6 +57,7 @@ class Comparison:
         done: cells that were run.
         skipped: cells that were there already.
         problems: cells that could not be run, with the reason.
+        remarks: what was noticed of single items, (name, text), each once.
     """
 
     out: Path
@@ -65,6 +66,7 @@ class Comparison:
     done: int
     skipped: int
     problems: tuple[tuple[str, str], ...]
+    remarks: tuple[tuple[str, str], ...] = ()
 
 
 def compare_methods(
@@ -134,6 +136,7 @@ class _Grid:
         self.task.refuse({"guard"} if guard else ())
         self.known: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, str] = {}
+        self.remarks: dict[tuple[str, str], None] = {}
 
     def run(self, resume: bool, progress: Progress) -> Comparison:
         """Run what is missing, then write everything."""
@@ -152,9 +155,10 @@ class _Grid:
                     progress("cells", told, len(self.wanted))
                     done += self._attempt(cell, carry)
                     told += 1
-            progress("cells", len(self.wanted), len(self.wanted))
+            progress("cells", told, told)
             files, summary = self._write(progress)
-        return Comparison(self.out, summary, tuple(files), done, skipped, tuple(self.problems.items()))
+        told_of = tuple(self.problems.items()), tuple(self.remarks)
+        return Comparison(self.out, summary, tuple(files), done, skipped, *told_of)
 
     def _chains(self) -> list[list[Cell]]:
         """Return the cells that must be run together: all sites of a row where state is never reset."""
@@ -269,13 +273,13 @@ class _Grid:
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         self._note(cell, entry)
         watch = Watch(self.device)
-        first = cell.seed == self.table.first_seed
-        probs = first and "probs" in self.task.honours
+        probs = cell.seed == self.table.first_seed and "probs" in self.task.honours
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)
-        there = plan.out.exists()
-        result = run_plan(
-            plan, resume=there and carry is None, overwrite=there and carry is not None, carry=carry
-        )
+        there, anew = plan.out.exists(), carry is not None
+        result = run_plan(plan, resume=there and not anew, overwrite=there and anew, carry=carry)
+        self.remarks |= dict.fromkeys(result.remarks)
+        for name, reason in result.reports_failed.items():
+            raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
         count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")
         self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
 

@@ -30,7 +30,7 @@ from tesla_med.prepare.transforms import Preprocessor
 from tesla_med.reports.overlays import choose_slices, draw
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.metrics import dice
-from tesla_med.scoring.score import class_indices
+from tesla_med.scoring.score import class_indices, parted
 from tesla_med.tta.tesla import TeSLA
 from tesla_med.types import Case, CaseView, Ref
 
@@ -83,7 +83,7 @@ def qualitative(case: Case, plan: Plan, folders: Mapping[str, RunFolder]) -> byt
     """
     site, pipeline = plan.site, plan.pipeline
     volume = read_case(case, site)
-    truth = read_reference(case, site.files, volume, pipeline.values)
+    truth, _ = parted(read_reference(case, site.files, volume, pipeline.values))
     masks = {row: read_mask(folder.mask(case.name))[0] for row, folder in folders.items()}
     first = next(iter(masks.values()))
     view = CaseView(volume.array[0], first, first, truth, volume.affine, volume.spacing)
@@ -180,7 +180,7 @@ def projection(found: Mapping[str, Features], pipeline: PipelineConfig, seed: in
 def labelled_slices(case: Case, site: Any, pipeline: PipelineConfig) -> tuple[Tensor, Tensor]:
     """Return slices (N, C, H, W) in [0, 1] and class indices (N, H, W) on the model's grid."""
     volume = read_case(case, site)
-    reference = read_reference(case, site.files, volume, pipeline.values)
+    reference, _ = parted(read_reference(case, site.files, volume, pipeline.values))
     region = read_region_mask(case, volume) if site.region.kind == "mask" else None
     prepare = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
     prepared = prepare(volume, region, labels=class_indices(reference, pipeline))

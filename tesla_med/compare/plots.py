@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tesla_med.compare.figures import ACCURACY, DICE, Key, Summary, case_values
+from tesla_med.scoring.calibration import meaning_of
 
 INK, ZERO = "#27313d", "#c0392b"
 COLOURS = (
@@ -197,6 +198,8 @@ def _reliability_plot(summary: Summary) -> bytes:
     for item in grid.flat:
         item.spines[["top", "right"]].set_visible(False)
         item.tick_params(labelsize=7)
+    noun = "voxel" if summary.metric is DICE else "tile"
+    confidence, accuracy = meaning_of(noun=noun)
     for index, (key, text) in enumerate(labels.items()):
         above, below = grid[2 * (index // columns) : 2 * (index // columns) + 2, index % columns]
         bins = summary.reliability[key]
@@ -214,10 +217,10 @@ def _reliability_plot(summary: Summary) -> bytes:
         below.set_ylim(0, 1)
         below.set_yticks([])
         if index % columns == 0:
-            above.set_ylabel("observed frequency", color=INK, fontsize=8)
-            below.set_ylabel("voxels" if summary.metric is DICE else "tiles", color=INK, fontsize=8)
+            above.set_ylabel(accuracy, color=INK, fontsize=6.5, wrap=True)
+            below.set_ylabel(f"{noun}s", color=INK, fontsize=8)
         if index + columns >= len(labels):
-            below.set_xlabel("confidence", color=INK, fontsize=8)
+            below.set_xlabel(confidence, color=INK, fontsize=8)
     for unused in range(len(labels), lines * columns):
         for item in grid[2 * (unused // columns) : 2 * (unused // columns) + 2, unused % columns]:
             item.set_axis_off()

@@ -35,19 +35,19 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MaskLayer(Section):
-    """One reference file of a case and what its values mean.
-
-    Exactly one of ``write`` and ``values`` may be given; with neither, values are kept.
-    """
+    """One reference file of a case and what its values mean: ``write`` or ``values``, else they are kept."""
 
     pattern: str = Field(description="glob; its last * is the case key shared with the image")
     write: int | None = Field(None, ge=0, le=65535, description="label painted where the file > 0")
     values: dict[int, int] | None = Field(None, description="file value -> label; other values are refused")
+    ignore: tuple[int, ...] = Field((), description="file values that mean 'do not score'")
 
     @model_validator(mode="after")
     def _one_rule(self) -> MaskLayer:
         if self.write is not None and self.values is not None:
             raise ValueError("give either 'write' or 'values', not both")
+        if both := set(self.ignore) & set(self.values or {}):
+            raise ValueError(f"value {min(both)} is in 'values' and in 'ignore'")
         return self
 
 
@@ -154,7 +154,6 @@ class Intensity(Section):
     bias_correction: bool = Field(
         False, description="first divide every slice by its receive field, itself after strong blurring"
     )
-
     quantiles: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] = Field(
         (), description="for histogram: evenly spaced quantiles to be matched, of each channel"
     )

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from tesla_med.errors import GeometryError
 
+GRID_TOLERANCE_MM = 0.1
+"""Two grids are one if no corner is further off, or half a voxel where that is less."""
 Affine = npt.NDArray[np.float64]
 
 
@@ -70,11 +72,65 @@ def corner_displacement(first: Affine, second: Affine, shape: Sequence[int]) -> 
         return float(np.linalg.norm((corners @ (first - second).T)[:, :3], axis=1).max())
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A grid: shape (I, J, K) and affine (4, 4), voxel index to RAS+ world in mm."""
+
+    shape: tuple[int, ...]
+    affine: Affine
+
+    def __str__(self) -> str:
+        """Return shape, voxel size, origin and orientation in words."""
+        return ", ".join(f"{name} {text}" for name, text in self.parts().items())
+
+    def parts(self) -> dict[str, str]:
+        """Return what places a grid in words, by name; directions of axes where they are oblique too."""
+        from nibabel.orientations import aff2axcodes
+
+        steps = np.array(spacing_of(self.affine))
+        cosines = self.affine[:3, :3] / np.where(steps > 0, steps, 1)
+        oblique = np.abs(cosines).max(axis=0).min() < 0.9999
+        turned = f" (axes {'; '.join(_numbers(axis, 4) for axis in cosines.T)})" if oblique else ""
+        return {
+            "shape": " x ".join(map(str, self.shape)),
+            "voxel size": f"{_numbers(steps)} mm",
+            "origin": f"{_numbers(self.affine[:3, 3])} mm",
+            "orientation": "".join(code or "?" for code in aff2axcodes(self.affine)) + turned,
+        }
+
+
+def grid_difference(name: str, first: Grid, other_name: str, second: Grid) -> str:
+    """Return how two grids that must be the same differ, or "" where they do not.
+
+    They are the same where the shapes are, and no outer corner is further off than ``GRID_TOLERANCE_MM``
+    or half a voxel of the second.
+
+    Args:
+        name: what the first grid belongs to.
+        first: one grid.
+        other_name: what the second belongs to.
+        second: the one that the first should be.
+
+    Returns:
+        Which of shape, voxel size, origin and orientation differ, and all four of both grids.
+    """
+    allowed = min(GRID_TOLERANCE_MM, min(spacing_of(second.affine)) / 2)
+    apart = ""
+    if first.shape == second.shape:
+        distance = corner_displacement(first.affine, second.affine, first.shape)
+        if distance <= allowed:
+            return ""
+        apart = f", {distance:.3g} mm apart at a corner where at most {allowed:.3g} mm is accepted"
+    ours, theirs = first.parts(), second.parts()
+    which = [key for key, text in ours.items() if text != theirs[key]] or ["affine"]
+    return f"the grids differ in {' and '.join(which)}{apart}: {name} {first}; {other_name} {second}"
+
+
 def is_orthogonal(affine: Affine) -> bool:
     """Return whether the axes of ``affine`` (4, 4) are perpendicular, as a qform needs."""
     unit = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
     return bool(np.allclose(unit.T @ unit, np.eye(3), atol=1e-6))
 
 
-def _numbers(values: npt.NDArray[np.float64]) -> str:
-    return " x ".join(f"{value:g}" for value in values)
+def _numbers(values: npt.NDArray[np.float64], places: int = 6) -> str:
+    return " x ".join(f"{round(float(value), places) + 0.0:g}" for value in values)

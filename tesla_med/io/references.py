@@ -12,6 +12,9 @@ from tesla_med.errors import DataError
 from tesla_med.io.volumes import check_same_grid, read_mask
 from tesla_med.types import BoolArray, Case, IntArray, Volume
 
+IGNORED = -1
+"""Stands for voxels of a reference that are not scored."""
+
 
 def read_reference(case: Case, site_files: Files, volume: Volume, classes: Sequence[int]) -> IntArray:
     """Read every mask layer of a case and combine them as the site says.
@@ -23,7 +26,7 @@ def read_reference(case: Case, site_files: Files, volume: Volume, classes: Seque
         classes: label values that may occur.
 
     Returns:
-        Label values (I, J, K) int32 in file order.
+        Label values (I, J, K) int32 in file order; ``IGNORED`` where a layer says that a voxel is not scored.
 
     Raises:
         DataError: a layer without file, an unreadable file, or a value without meaning.
@@ -36,13 +39,16 @@ def read_reference(case: Case, site_files: Files, volume: Volume, classes: Seque
     ]
     if missing:
         raise DataError(f"case {case.name}: no reference file beside {case.image} for {', '.join(missing)}")
+    ignored = np.zeros(volume.shape, np.bool_)
     layers = [
-        _read_layer(path, layer, volume, case)
+        _read_layer(path, layer, volume, case, ignored)
         for layer, path in zip(site_files.masks, case.masks, strict=True)
         if path is not None
     ]
     result = _vote(layers) if site_files.combine == "majority" else _paint(layers)
-    unknown = sorted(set(np.unique(result).tolist()) - set(classes))
+    if ignored.any():
+        result[ignored] = IGNORED
+    unknown = sorted(set(np.unique(result).tolist()) - {IGNORED, *classes})
     if unknown:
         raise DataError(
             f"case {case.name}: reference holds label {_list(unknown)}, expected only {_list(classes)}; "
@@ -68,22 +74,47 @@ def read_region_mask(case: Case, volume: Volume) -> BoolArray:
     return np.asarray(mask > 0)
 
 
-def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case) -> IntArray:
+def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case, ignored: BoolArray) -> IntArray:
+    """Return the labels of a layer, 0 where its voxels are ignored, which are noted in ``ignored``."""
     mask, affine = read_mask(path)
     check_same_grid(mask.shape, affine, volume, f"case {case.name}: {path}")
+    if layer.ignore:
+        left_out = np.isin(mask, layer.ignore)
+        ignored |= left_out
+        mask = np.where(left_out, 0, mask).astype(np.int32)
     if layer.write is not None:
+        _check_written(mask, f"case {case.name}: {path}", layer)
         return np.where(mask > 0, layer.write, 0).astype(np.int32)
     if layer.values is None:
-        return mask
+        return np.array(mask)
     present, inverse = np.unique(mask, return_inverse=True)
-    unknown = [value for value in present.tolist() if value not in layer.values]
+    known = {0, *layer.values} if layer.ignore else set(layer.values)
+    unknown = [value for value in present.tolist() if value not in known]
     if unknown:
         raise DataError(
             f"case {case.name}: {path} holds value {_list(unknown)}, the site knows {_list(layer.values)}; "
-            f"add it to 'values' of the mask pattern {layer.pattern}"
+            f"add it to 'values' of the mask pattern {layer.pattern}, or to 'ignore': it is then not scored"
         )
-    mapped = np.array([layer.values[value] for value in present.tolist()], np.int32)
+    mapped = np.array([layer.values.get(value, 0) for value in present.tolist()], np.int32)
     return np.asarray(mapped[inverse].reshape(mask.shape))
+
+
+def _check_written(mask: IntArray, name: str, layer: MaskLayer) -> None:
+    """Check that what ``write`` paints is one thing: a value, or zones 1 to n.
+
+    Raises:
+        DataError: it is something else; the first value that does not belong is named.
+    """
+    present = [value for value in np.unique(mask).tolist() if value]
+    if len(present) < 2 or present == list(range(1, len(present) + 1)):
+        return
+    strange = [value for place, value in enumerate(present, 1) if value != place]
+    rest = [value for value in present if value not in strange] or [0]
+    raise DataError(
+        f"{name} holds value {_list(strange)} beside {_list(rest)};"
+        f" 'write' paints a file with one value, or with zones 1 to n; say what it means with 'values' of the"
+        f" mask pattern {layer.pattern}, or leave it out of the scores with 'ignore: [{strange[0]}]'"
+    )
 
 
 def _paint(layers: Sequence[IntArray]) -> IntArray:

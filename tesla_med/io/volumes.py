@@ -13,12 +13,11 @@ import numpy.typing as npt
 from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io.files import write_bytes
-from tesla_med.io.geometry import Affine, RawImage, corner_displacement, spacing_of
+from tesla_med.io.geometry import Affine, Grid, RawImage, grid_difference, spacing_of
 from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
 from tesla_med.types import Case, IntArray, Volume
 
 VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
-GRID_TOLERANCE_MM = 0.1
 Spacing = Literal["header", "nominal", "nominal_if_unit"]
 
 
@@ -152,17 +151,9 @@ def check_same_grid(shape: Sequence[int], affine: Affine, volume: Volume, name: 
     Raises:
         GeometryError: another shape, or a corner further off than 0.1 mm or half a voxel.
     """
-    if tuple(shape) != volume.shape:
-        raise GeometryError(
-            f"{name}: shape {tuple(shape)} differs from {volume.shape} of its image {volume.path}"
-        )
-    apart = corner_displacement(affine, volume.affine, volume.shape)
-    allowed = min(GRID_TOLERANCE_MM, min(volume.spacing) / 2)
-    if not apart <= allowed:
-        raise GeometryError(
-            f"{name}: its grid is up to {apart:.3g} mm away from that of its image {volume.path}; at most "
-            f"{allowed:.3g} mm is accepted; resample it to the image or correct its header"
-        )
+    ours, image = Grid(tuple(shape), affine), Grid(volume.shape, volume.affine)
+    if differs := grid_difference("it has", ours, f"its image {volume.path} has", image):
+        raise GeometryError(f"{name}: {differs}; resample it to the image or correct its header")
 
 
 def write_mask(path: Path, mask: IntArray, volume: Volume) -> None:

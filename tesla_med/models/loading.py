@@ -16,13 +16,15 @@ from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read
 class LoadedModel:
     """A network with its weights, and the pipeline as the weights need it.
 
-    ``warnings`` name every difference between the pipeline as given and the card.
+    ``notes`` name what was taken from the card instead of the pipeline, as it should be; ``warnings`` say
+    that there is no card, or that settings depart from what the weights were trained with.
     """
 
     model: Network
     pipeline: PipelineConfig
     card: ModelCard | None
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] = ()) -> LoadedModel:
@@ -41,9 +43,10 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
         text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are used"
         resolved: PipelineConfig = pipeline
         warnings: tuple[str, ...] = (text,)
+        notes: tuple[str, ...] = ()
     else:
         _check_classes(card, pipeline, path)
-        resolved, warnings = _follow_card(card, pipeline, overrides)
+        resolved, warnings, notes = _follow_card(card, pipeline, overrides)
     if any(text.startswith("preprocessing.intensity") for text in overrides):
         resolved = resolved.model_copy(update={"scaling": ScalingChoice()})  # it is named, so not chosen
     known = None if card is None else card.extra.get(SOURCE_DICE)
@@ -52,7 +55,7 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
         resolved = resolved.model_copy(update={"quality": quality})
     model = build_model(resolved)
     load_state(model, state, path)
-    return LoadedModel(model, resolved, card, warnings)
+    return LoadedModel(model, resolved, card, warnings, notes)
 
 
 def weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
@@ -84,11 +87,15 @@ def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> Non
 
 def _follow_card(
     card: ModelCard, pipeline: PipelineConfig, overrides: tuple[str, ...]
-) -> tuple[PipelineConfig, tuple[str, ...]]:
-    """Return the pipeline with what the card remembers, but for single keys that ``overrides`` set."""
+) -> tuple[PipelineConfig, tuple[str, ...], tuple[str, ...]]:
+    """Return the pipeline with what the card remembers, but for single keys that ``overrides`` set.
+
+    With it come warnings of keys that depart from the card, and notes of what was taken from it.
+    """
     paths = [text.partition("=")[0].strip().split(".") for text in overrides]
     update: dict[str, Section] = {}
     warnings: list[str] = []
+    notes: list[str] = []
     sections: dict[str, tuple[Section, Section]] = {
         "model": (card.model, pipeline.model),
         "preprocessing": (card.preprocessing, pipeline.preprocessing),
@@ -101,8 +108,8 @@ def _follow_card(
         if departs := _differences(trained, taken, name):
             warnings.append(f"--set departs from what the weights were trained with: {'; '.join(departs)}")
         if changes := _differences(taken, _expected(given, taken, pipeline), name):
-            warnings.append(f"taken from the weights' card instead of the pipeline: {'; '.join(changes)}")
-    return pipeline.model_copy(update=update), tuple(warnings)
+            notes.append(f"taken from the weights' card instead of the pipeline: {'; '.join(changes)}")
+    return pipeline.model_copy(update=update), tuple(warnings), tuple(notes)
 
 
 def _expected(given: Section, taken: Section, pipeline: PipelineConfig) -> Section:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.errors import ConfigError
+from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
-from tesla_med.types import CaseView, Progress
+from tesla_med.types import CaseView, Earlier, Progress
 
+log = logging.getLogger(__name__)
 REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports", "tesla_med.reports")
 REPORT_FOLDER = "report"
 Counts: TypeAlias = Callable[[Sequence[Any]], list[Mapping[str, Any]]]
@@ -41,6 +43,7 @@ class RunContext:
             resolved settings); JSON-able, may be nested.
         notes: remarks that apply to every case, such as where the region of interest comes from.
         folder: the folder that names of items are relative to.
+        names: of all items, in the order of the run.
         kind: class of the records.
         item: what the records are of, in the singular.
         counts: gives the calibration counts of records.
@@ -56,6 +59,7 @@ class RunContext:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     folder: Path = Path()
+    names: tuple[str, ...] = ()
     kind: Any = CaseResult
     item: str = "case"
     counts: Counts = counts_of
@@ -76,6 +80,7 @@ class Report(ABC):
         summary: one line that says what it writes.
         kinds: classes of the records that it can read.
         from_records: whether it can be made again from records alone.
+        draws: whether it needs the arrays of a case.
         run: the run, from :meth:`start` on.
     """
 
@@ -83,6 +88,7 @@ class Report(ABC):
     summary: str = ""
     kinds: ClassVar[tuple[type, ...]] = (CaseResult,)
     from_records: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
     run: RunContext
 
     @classmethod
@@ -98,6 +104,15 @@ class Report(ABC):
             run: the run.
             units: the records now, unit by unit.
             undone: items whose results are the source model's now.
+        """
+        return
+
+    def resume(self, run: RunContext, earlier: Earlier) -> None:
+        """Prepare to go on after an interrupted attempt; called before :meth:`start`.
+
+        Args:
+            run: the run.
+            earlier: what of that attempt stays; its units are handed over once more after the start.
         """
         return
 
@@ -144,44 +159,95 @@ class Report(ABC):
 
 
 class Reports:
-    """The reports of one run; as a context manager it closes their files where the run breaks off."""
+    """The reports of one run. One that raises is closed and left out from then on; the run goes on.
+
+    As a context manager it closes their files where the run breaks off.
+
+    Attributes:
+        failed: why a report could not be made, by its name.
+    """
 
     def __init__(self) -> None:
-        self._all: list[Report] = []
+        self._all: dict[str, Report] = {}
+        self.failed: dict[str, str] = {}
 
     @contextmanager
-    def started(self, names: Sequence[str], run: RunContext) -> Iterator[Reports]:
+    def started(
+        self, names: Sequence[str], run: RunContext, earlier: Earlier | None = None
+    ) -> Iterator[Reports]:
         """Start one report for each distinct name, in the order given.
+
+        Args:
+            names: of the reports.
+            run: the run.
+            earlier: what an interrupted attempt did, where the run goes on from it.
 
         Raises:
             ConfigError: an unknown name.
         """
-        self._all = make_reports(names, run)
+        self._all = {name: REPORTS.get(name)() for name in names}
+        if earlier is not None:
+            self._tell(lambda report: report.resume(run, earlier))
+        self._tell(lambda report: report.start(run))
         try:
             yield self
         except BaseException:
-            for report in self._all:
+            for report in self._all.values():
                 report.close()
             raise
 
+    def renew(
+        self, name: str, run: RunContext, units: Sequence[Sequence[Any]], undone: Sequence[str]
+    ) -> None:
+        """Have a report drop what describes undone results; arguments as of :meth:`Report.renew`."""
+        try:
+            REPORTS.get(name).renew(run, units, undone)
+        except Exception as error:
+            self._note(name, error)
+
     def step(self, step: int, scalars: Mapping[str, float]) -> None:
         """Tell every report of one step of adaptation."""
-        for report in self._all:
-            report.step(step, scalars)
+        self._tell(lambda report: report.step(step, scalars))
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Tell every report of the items of one unit."""
-        for report in self._all:
-            report.unit(records, view)
+        self._tell(lambda report: report.unit(records, view))
+
+    def earlier(self, records: Sequence[Any], view: Callable[[], CaseView | None]) -> None:
+        """Tell every report of a unit of an earlier attempt; its arrays are read where one of them draws."""
+        self.unit(records, view() if any(report.draws for report in self._all.values()) else None)
 
     def finish(self, results: Sequence[Any], progress: Progress = lambda *_: None) -> list[Path]:
         """Write everything, and return the files."""
         files: list[Path] = []
-        for index, report in enumerate(self._all):
-            progress("reports", index, len(self._all))
-            files += report.finish(results)
-        progress("reports", len(self._all), len(self._all))
+        total = len(self._all)
+
+        def write(report: Report) -> None:
+            files.extend(report.finish(results))
+
+        for done, name in enumerate(list(self._all)):
+            progress("reports", done, total)
+            self._try(name, write)
+        progress("reports", total, total)
         return files
+
+    def _tell(self, call: Callable[[Report], None]) -> None:
+        for name in list(self._all):
+            self._try(name, call)
+
+    def _try(self, name: str, call: Callable[[Report], None]) -> None:
+        try:
+            call(self._all[name])
+        except Exception as error:
+            self._note(name, error)
+            broken = self._all.pop(name)
+            with suppress(Exception):
+                broken.close()
+
+    def _note(self, name: str, error: Exception) -> None:
+        known = str(error) if isinstance(error, TeslaMedError) else ""
+        self.failed[name] = known or f"unexpected {type(error).__name__}: {str(error) or 'no details'}"
+        log.info("report %s", name, exc_info=error)
 
 
 def make_reports(names: Sequence[str], run: RunContext) -> list[Report]:

@@ -10,7 +10,7 @@ from tesla_med.config.models import PipelineConfig
 from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports.base import REPORTS, Report, RunContext, counts_of
 from tesla_med.scoring.areas import BOUNDARY_WIDTH
-from tesla_med.scoring.calibration import ALL_CLASSES, MODELS
+from tesla_med.scoring.calibration import ALL_CLASSES, MODELS, meaning_of
 from tesla_med.scoring.summary import merge, summarise
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
@@ -62,9 +62,16 @@ def summarise_results(results: Sequence[Any], run: RunContext | None = None) -> 
 def definitions(pipeline: PipelineConfig) -> dict[str, str]:
     """Return what each figure means, in words."""
     names = ", ".join(f"{item.value} {item.name}" for item in pipeline.classes)
+    noun = _noun(pipeline)
+
+    def bins(target: str) -> str:
+        confidence, accuracy = meaning_of(target, noun)
+        return f"confidence is the {confidence}, accuracy the {accuracy}"
+
     return {
         "classes": names,
-        "all": "all classes together, with the confidence of the most likely class",
+        "all": f"all classes together: {bins(ALL_CLASSES)}",
+        **{str(item.value): f"one class: {bins(item.name)}" for item in pipeline.classes},
         "region": (
             "union of the foregrounds of reference, source mask and adapted mask, dilated by"
             f" {pipeline.report.region_dilation} voxels within slices"
@@ -73,7 +80,7 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
             f"within {BOUNDARY_WIDTH} voxels of an edge of a foreground class of the reference, on both"
             " sides, within slices"
         ),
-        "ece": "mean over voxels of |accuracy - confidence| of the voxel's bin; bins are (low, high]",
+        "ece": f"mean over {noun}s of |accuracy - confidence| of the {noun}'s bin; bins are (low, high]",
         "brier": "mean squared error of the probability; for all classes summed over classes, 0 to 2",
         "nll": "mean negative natural logarithm of the probability of the true value, at least epsilon",
         "difference": "adapted minus source; below zero the adapted model is better",
@@ -81,8 +88,12 @@ def definitions(pipeline: PipelineConfig) -> dict[str, str]:
             "percentiles of the figure over cases drawn with replacement, the same cases for both models;"
             " null with fewer than two cases that have voxels in the area"
         ),
-        "clipped": "voxels whose probability of the true value was below epsilon",
+        "clipped": f"{noun}s whose probability of the true value was below epsilon",
     }
+
+
+def _noun(pipeline: PipelineConfig) -> str:
+    return "tile" if pipeline.whole_images else "voxel"
 
 
 def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> bytes | None:
@@ -101,7 +112,7 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
     from matplotlib.figure import Figure
 
     classes = pipeline.foreground
-    what, unit = ("all labelled tiles", "tiles") if pipeline.whole_images else (REGION, "voxels")
+    what, noun = "all labelled tiles" if pipeline.whole_images else REGION, _noun(pipeline)
     figure = Figure(figsize=(8.6, 0.5 + 4.1 * len(classes)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     rows = figure.subfigures(len(classes), 1, squeeze=False, hspace=0.04)
@@ -112,8 +123,11 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
         part.suptitle(f"{item.name} (label {item.value}), {what}", color=INK, weight="bold")
         for column, model in enumerate(MODELS):
             _draw(grid[0, column], grid[1, column], summary["region"][model][str(item.value)], model)
-        grid[0, 0].set_ylabel("observed frequency", color=INK)
-        grid[1, 0].set_ylabel(unit, color=INK)
+        confidence, accuracy = meaning_of(item.name, noun)
+        grid[0, 0].set_ylabel(accuracy, color=INK)
+        grid[1, 0].set_ylabel(f"{noun}s", color=INK)
+        for axes in grid[1]:
+            axes.set_xlabel(confidence, color=INK)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
@@ -153,7 +167,6 @@ def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> Non
     below.bar(left, counts, width, align="edge", color=color, edgecolor="white", linewidth=0.8)
     below.set_yscale("symlog", linthresh=10)
     below.set_ylim(bottom=0)
-    below.set_xlabel("predicted probability", color=INK)
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color("#aab3bf")

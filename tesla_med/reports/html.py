@@ -38,6 +38,7 @@ class HtmlReport(Report):
     summary = "report.html, one self-contained page"
 
     kinds = (CaseResult, TileResult)
+    draws = True
 
     def start(self, run: RunContext) -> None:
         """Start with an empty page."""
@@ -195,7 +196,8 @@ def _titles(view: CaseView, axis: int, index: int, run: RunContext) -> dict[str,
     truth = take(view.reference, index, axis=axis)
     titles = {}
     for name, mask in (("source", view.source_mask), ("adapted", view.mask)):
-        score = _slice_dice(truth, take(mask, index, axis=axis), run.pipeline.foreground)
+        shown = mask if view.ignored is None else mask * ~view.ignored
+        score = _slice_dice(truth, take(shown, index, axis=axis), run.pipeline.foreground)
         titles[name] = f"{name}   slice Dice {score}"
     return titles
 

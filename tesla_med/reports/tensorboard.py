@@ -12,9 +12,11 @@ import numpy as np
 from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.scoring.metrics import figure_columns
-from tesla_med.types import CaseView
+from tesla_med.types import CaseView, Earlier
 
 FOLDER = "tensorboard"
+LAST_OF_CASE = "seconds"
+"""The tag that is written last of every case: the losses before it are those of the case."""
 
 
 @REPORTS.register("tensorboard")
@@ -25,6 +27,12 @@ class TensorboardReport(Report):
     summary = "TensorBoard events: headline metric per case or batch, losses, policy, pictures"
     kinds = (CaseResult, TileResult)
     from_records = False  # losses and overlays are not in the records
+    draws = True
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._losses: dict[str, list[Any]] = {}
+        self._replaced: list[Path] = []
 
     @classmethod
     def renew(cls, run: RunContext, units: Sequence[Sequence[Any]], undone: Sequence[str]) -> None:
@@ -33,13 +41,12 @@ class TensorboardReport(Report):
         files = sorted(folder.glob("events.out.tfevents.*"))
         if not files or not undone:
             return
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
         from torch.utils.tensorboard import SummaryWriter
 
-        curves = next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))
+        curves = _curves_of(run)
         gone = (*curves.own(), *(f"overlay/{_tag(name)}" for name in undone))
-        kept = [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
+        kept = _events(files)
         for path in files:
             path.unlink()
         writer = EventFileWriter(str(folder))
@@ -58,25 +65,53 @@ class TensorboardReport(Report):
         drawn.finish([item for unit in units for item in unit])
         again.close()
 
+    def resume(self, run: RunContext, earlier: Earlier) -> None:
+        """Take up the losses of the updates that stand; all else is written anew, from the records."""
+        self._replaced = sorted((run.out / FOLDER).glob("events.out.tfevents.*"))
+        own, waiting = (*_curves_of(run).own(), "overlay/", "run"), dict[tuple[str, int], Any]()
+        for event in _events(self._replaced):
+            for value in event.summary.value:
+                if not _is_of(value.tag, own):
+                    waiting[value.tag, event.step] = event
+                elif value.tag == LAST_OF_CASE and event.step < len(run.names):
+                    self._losses[run.names[event.step]] = list(waiting.values())
+                    waiting = {}
+        if earlier.steps is None:  # the losses of units that are done again have no part in the run
+            self._losses = {name: found for name, found in self._losses.items() if name in earlier.items}
+        else:
+            every = [*(item for found in self._losses.values() for item in found), *waiting.values()]
+            stand = [event for event in every if event.step < earlier.steps]
+            self._losses = {"": list({_key(event): event for event in stand}.values())}
+        if earlier.steps is None:
+            known = (event.step for found in self._losses.values() for event in found)
+            self._first = 1 + max(known, default=-1)
+
     def start(self, run: RunContext) -> None:
-        """Open the event file."""
+        """Open the event file; it replaces those of an earlier attempt."""
         from torch.utils.tensorboard import SummaryWriter
 
         super().start(run)
         self._writer: Any = SummaryWriter(str(run.out / FOLDER))
-        self._curves = next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))(
-            run, self._writer
-        )
+        self._curves = _curves_of(run)(run, self._writer)
+        self._write_again("")
+        for path in self._replaced:
+            path.unlink(missing_ok=True)
         title = f"{run.site.id} ({run.site.institution}), {run.method}, {run.protocol}, seed {run.seed}"
         self._writer.add_text("run", "  \n".join([title, *run.notes]), 0)
 
     def step(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write every value under its tag."""
         for tag, value in scalars.items():
-            self._writer.add_scalar(tag, value, step)
+            self._writer.add_scalar(tag, value, self._first + step)
+
+    def _write_again(self, name: str) -> None:
+        for event in self._losses.pop(name, ()):
+            self._writer.file_writer.event_writer.add_event(event)
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write the figures of one unit."""
+        for record in records:
+            self._write_again(record.case)
         self._curves.unit(records, view)
         self._writer.flush()
 
@@ -90,6 +125,21 @@ class TensorboardReport(Report):
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+def _curves_of(run: RunContext) -> Any:
+    return next(made for kind, made in CURVES.items() if issubclass(run.kind, kind))
+
+
+def _events(files: Sequence[Path]) -> list[Any]:
+    """Return the events of these files, as far as they can be read."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return [event for path in files for event in LegacyEventFileLoader(str(path)).Load()]
+
+
+def _key(event: Any) -> tuple[Any, ...]:
+    return (event.step, *(value.tag for value in event.summary.value))
 
 
 def _tag(name: str) -> str:
@@ -108,25 +158,22 @@ class CaseCurves:
 
     def __init__(self, run: RunContext, writer: Any) -> None:
         self.run, self._writer = run, writer
-        self._cases = 0
-        self._pictures = 0
+        self._number = {name: number for number, name in enumerate(run.names)}
         self._means: dict[str, list[float]] = {"adapted": [], "source": []}
 
     @staticmethod
     def own() -> tuple[str, ...]:
         """Return the tags of what is told of cases; those that end in a slash stand for all below."""
-        return (*(f"{name}/" for name in figure_columns()), "entropy/", "seconds", "site_mean/")
+        return (*(f"{name}/" for name in figure_columns()), "entropy/", LAST_OF_CASE, "site_mean/")
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
         for result in records:
-            number = self._cases
-            self._cases += 1
+            number = self._number.setdefault(result.case, len(self._number))
             for tag, value in self._figures(result).items():
                 if value is not None:
                     self._writer.add_scalar(tag, value, number)
-            if view is not None and self._pictures < self.run.pipeline.report.max_cases_with_overlays:
-                self._pictures += 1
+            if view is not None and number < self.run.pipeline.report.max_cases_with_overlays:
                 self._overlay(result, view, number)
 
     def finish(self, results: Sequence[Any]) -> None:
@@ -138,7 +185,6 @@ class CaseCurves:
             "dice_source/mean": result.mean_dice_source,
             "entropy/adapted": result.entropy,
             "entropy/source": result.entropy_source,
-            "seconds": result.seconds,
         }
         for score in result.scores:
             figures |= {f"{name}/{score.name}": score.value(name) for name in figure_columns()}
@@ -146,7 +192,7 @@ class CaseCurves:
             if value is not None:
                 self._means[model].append(value)
                 figures[f"site_mean/dice_{model}"] = sum(self._means[model]) / len(self._means[model])
-        return figures
+        return figures | {LAST_OF_CASE: result.seconds}
 
     def _overlay(self, result: CaseResult, view: CaseView, number: int) -> None:
         from tesla_med.io.nifti import slice_axis

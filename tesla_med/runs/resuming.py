@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.state import Saved
-from tesla_med.types import Ref
+from tesla_med.types import Earlier, Ref
 
 Intact = Callable[[Ref, Sequence[Any], str], bool]
 """Whether the records of a unit, with the digest of its input, still describe what is on disk."""
@@ -39,12 +40,24 @@ class Ledger:
         self.records: dict[str, list[Any]] = {}
         self.passes = 0
         self.whole = False
+        self._steps = 0.0
         self._saved_at = time.monotonic()
 
     @property
     def todo(self) -> list[Ref]:
         """The units that are not done."""
         return [ref for ref in self.refs if ref.name not in self.records]
+
+    @property
+    def done_before(self) -> list[tuple[Ref, list[Any]]]:
+        """The units that are done, with their records, in the order of the run."""
+        return [(ref, self.records[ref.name]) for ref in self.refs if ref.name in self.records]
+
+    @property
+    def earlier(self) -> Earlier:
+        """What of an earlier attempt stays."""
+        items = frozenset(item.case for records in self.records.values() for item in records)
+        return Earlier(items, None if self.independent else math.inf if self.whole else self._steps)
 
     @property
     def items_done(self) -> int:
@@ -75,6 +88,7 @@ class Ledger:
         self.records, self.whole = found.records, found.whole
         if found.saved is not None:
             self.passes = found.saved.cursor["passes"]
+            self._steps = float(found.saved.cursor["driver"]["told"])
         return found.saved
 
     def done(self, name: str, records: list[Any], digest: str) -> None:

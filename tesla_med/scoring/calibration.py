@@ -37,6 +37,18 @@ FIGURES = ("ece", "brier", "nll")
 Doubles = npt.NDArray[np.float64]
 
 
+def meaning_of(target: str = ALL_CLASSES, noun: str = "voxel") -> tuple[str, str]:
+    """Return what confidence and accuracy of a bin are, in words: the axes of a reliability diagram.
+
+    Args:
+        target: ``all``, or the name of a class.
+        noun: what is counted, in the singular.
+    """
+    if target == ALL_CLASSES:
+        return f"highest probability of a {noun}", f"share of {noun}s whose most probable class is right"
+    return f"predicted probability of {target}", f"share of {noun}s that are {target}"
+
+
 @dataclass(frozen=True)
 class CalibrationCounts:
     """Sums over the voxels of any number of cases, for one model, area and target.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from tesla_med.config.models import LabelClass
-from tesla_med.errors import ConfigError, DataError, GeometryError
+from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.masks import find_masks
 from tesla_med.records import Measured
 from tesla_med.scoring.grids import check_labels, field_diagonal
 from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, evaluate_metrics
-from tesla_med.scoring.text import decimals, percent
+from tesla_med.scoring.pairs import REMEDY, Meaning, one_sided, read_pair
+from tesla_med.scoring.text import counted, decimals, percent, some
 from tesla_med.types import IntArray, Record
 
 LABELS_FILE = "labels.json"
@@ -56,11 +57,15 @@ class MaskScore(Measured):
 
 
 class EvaluatedCase(Record):
-    """One prediction with its reference; ``unscored`` ones carry the reason and no scores."""
+    """One prediction with its reference; ``unscored`` ones carry the reason and no scores.
+
+    ``ignored``: voxels of the reference that are left out of every figure.
+    """
 
     case: str
     prediction: str
     reference: str
+    ignored: int = 0
     status: Literal["ok", "unscored"] = "ok"
     reason: str = ""
     scores: tuple[MaskScore, ...] = ()
@@ -75,6 +80,7 @@ class EvaluationResult(Record):
         only_references: names that have no prediction.
         files: those written.
         empty: what the Dice of a class counts for where both masks are empty of it.
+        unexplained: labels that only one side holds, where no class list says what they are.
     """
 
     cases: tuple[EvaluatedCase, ...]
@@ -82,6 +88,7 @@ class EvaluationResult(Record):
     only_references: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     empty: Empty = "skip"
+    unexplained: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -106,7 +113,12 @@ class EvaluationResult(Record):
     def remarks(self) -> list[str]:
         """Return what could not be scored or has no partner, in words."""
         lists = ((self.only_predictions, "without a reference"), (self.only_references, "without a mask"))
-        return [f"{len(names)} {text}: {', '.join(names)}" for names, text in lists if names]
+        found = [f"{len(names)} {text}: {some(names, 10)}" for names, text in lists if names]
+        ignored = {case.case: case.ignored for case in self.cases if case.ignored}
+        if ignored:
+            what = f"{sum(ignored.values())} voxels of {counted(len(ignored), 'reference')}"
+            found.append(f"{what} are ignored, left out of every figure: {some(list(ignored), 10)}")
+        return found + ([f"{'; '.join(self.unexplained)}: {REMEDY}"] if self.unexplained else [])
 
     def errors(self) -> list[str]:
         """Return why pairs could not be scored, a line each."""
@@ -152,6 +164,8 @@ def evaluate_masks(
     strict: bool = False,
     classes: Sequence[LabelClass] | None = None,
     empty: Empty = "skip",
+    ignore: Sequence[int] = (),
+    values: Mapping[int, int] | None = None,
 ) -> EvaluationResult:
     """Score every mask that has a reference, on its own grid.
 
@@ -168,10 +182,13 @@ def evaluate_masks(
             found in the masks.
         empty: where both masks are empty of a class the case is left out of the mean Dice ("skip"), or
             counts as 1 ("one").
+        ignore: values of the references whose voxels are left out of every figure.
+        values: value in a file, of either side -> label; others stay as they are.
 
     Raises:
+        ConfigError: a value is both ignored and mapped.
         DataError: a folder is missing or holds no mask, two files have one name, nothing matches,
-            or ``strict`` finds something that is not scored.
+            or ``strict`` finds something that is not scored, or a label that only one side holds.
     """
     predictions, references = Path(predictions), Path(references)
     if (predictions / "masks" / LABELS_FILE).is_file():
@@ -183,12 +200,18 @@ def evaluate_masks(
         raise DataError(_unmatched(predictions, references, common, only[0], only[1]))
     if classes is None:
         classes = read_labels(predictions / LABELS_FILE)
-    cases = [_score_pair(name, ours[name], theirs[name], classes, empty) for name in common]
+    meaning = Meaning(tuple(ignore), values)
+    found: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+    cases = [_score_pair(name, ours[name], theirs[name], classes, empty, meaning, found) for name in common]
+    unexplained = tuple(one_sided(found)) if classes is None else ()
+    if strict and unexplained:
+        raise DataError(f"{'; '.join(unexplained)}, but strict was asked for: {REMEDY}")
     result = EvaluationResult(
         cases=tuple(_complete(cases, empty)),
         only_predictions=only[0],
         only_references=only[1],
         empty=empty,
+        unexplained=unexplained,
     )
     if out is not None:
         result = _write(result, Path(out))
@@ -216,13 +239,22 @@ def read_labels(path: Path) -> tuple[LabelClass, ...] | None:
 
 
 def _score_pair(
-    name: str, prediction: Path, reference: Path, classes: Sequence[LabelClass] | None, empty: Empty
+    name: str,
+    prediction: Path,
+    reference: Path,
+    classes: Sequence[LabelClass] | None,
+    empty: Empty,
+    meaning: Meaning,
+    found: dict[str, tuple[frozenset[int], frozenset[int]]],
 ) -> EvaluatedCase:
+    """Score one pair, and note in ``found`` the labels of both sides."""
     case = EvaluatedCase(case=name, prediction=str(prediction), reference=str(reference))
     try:
-        mask, truth, spacing = _read_pair(prediction, reference)
+        pair = read_pair(prediction, reference, meaning)
+        mask, truth, spacing = pair.mask, pair.truth, pair.spacing
+        found[name] = pair.found
         if classes is None:
-            values = sorted({int(value) for array in (mask, truth) for value in np.unique(array)} - {0})
+            values = sorted(frozenset[int]().union(*pair.found))
             classes = [LabelClass(value=value, name=f"label {value}") for value in values]
         known = [item.value for item in classes]
         check_labels(truth, known, f"reference {reference}")
@@ -230,26 +262,7 @@ def _score_pair(
     except DataError as error:
         return case.model_copy(update={"status": "unscored", "reason": str(error)})
     scores = tuple(_score_class(item, mask, truth, spacing, empty) for item in classes if item.value != 0)
-    return case.model_copy(update={"scores": scores})
-
-
-def _read_pair(prediction: Path, reference: Path) -> tuple[IntArray, IntArray, tuple[float, ...]]:
-    from tesla_med.io.geometry import corner_displacement, spacing_of
-    from tesla_med.io.volumes import GRID_TOLERANCE_MM, read_mask
-
-    mask, affine = read_mask(prediction)
-    truth, other = read_mask(reference)
-    if mask.shape != truth.shape:
-        raise GeometryError(f"grids differ: prediction {mask.shape}, reference {truth.shape} voxels")
-    spacing = spacing_of(affine)
-    apart = corner_displacement(affine, other, mask.shape)
-    allowed = min(GRID_TOLERANCE_MM, min(spacing) / 2)
-    if not apart <= allowed:
-        raise GeometryError(
-            f"grids are up to {apart:.3g} mm apart, at most {allowed:.3g} mm is accepted; resample one to the"
-            " other or correct its header"
-        )
-    return mask, truth, spacing
+    return case.model_copy(update={"scores": scores, "ignored": pair.ignored})
 
 
 def _score_class(
@@ -337,6 +350,8 @@ def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
     content = {
         "coverage": result.coverage,
         "empty": result.empty,
+        "ignored_voxels": sum(item.ignored for item in result.cases),
+        "unexplained": list(result.unexplained),
         "classes": result.summary(),
         "unscored": {item.case: item.reason for item in result.unscored},
         "only_predictions": list(result.only_predictions),

@@ -15,22 +15,32 @@ import numpy.typing as npt
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.nifti import slice_axis
-from tesla_med.io.references import read_reference
+from tesla_med.io.references import IGNORED, read_reference
 from tesla_med.records import CaseResult, ClassScore
 from tesla_med.scoring import areas, metrics
-from tesla_med.types import Case, IntArray, Prediction, Volume
+from tesla_med.types import BoolArray, Case, IntArray, Prediction, Volume
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of one case. ``problem`` says why a reference that exists was not used."""
+    """Scores of one case. ``problem`` says why a reference that exists was not used.
+
+    ``ignored``: (I, J, K), true where the reference says "do not score", and it is 0 there; or None.
+    """
 
     scores: tuple[ClassScore, ...]
     reference: IntArray | None
     calibration: dict[str, Any] | None
     problem: str = ""
+    ignored: BoolArray | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many voxels are not scored, in words."""
+        count = 0 if self.ignored is None else int(np.count_nonzero(self.ignored))
+        return (f"{count} voxels of the reference are ignored: left out of every figure",) if count else ()
 
 
 def score(
@@ -61,37 +71,41 @@ def _score(
     site: SiteConfig,
     pipeline: PipelineConfig,
 ) -> Scored:
-    reference, problem = None, ""
+    reference, problem, ignored = None, "", None
+    masks = adapted.mask, source.mask
     if case.labelled:
         try:
-            reference = read_reference(case, site.files, volume, pipeline.values)
+            reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
         except DataError as error:
             problem = str(error)
     else:
         problem = incomplete(case, site)
-    scores = metrics.score_case(
-        adapted.mask, source.mask, reference, pipeline.classes, volume.spacing, volume.nominal_spacing
-    )
+    if ignored is not None:
+        masks = np.where(ignored, 0, adapted.mask), np.where(ignored, 0, source.mask)
+    scores = metrics.score_case(*masks, reference, pipeline.classes, volume.spacing, volume.nominal_spacing)
     counts = None
     if reference is not None:
         axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
         region = areas.calibration_region(
-            reference,
-            source.mask,
-            adapted.mask,
-            dilation=pipeline.report.region_dilation,
-            slice_axis=axis,
+            reference, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis
         )
+        seen = slice(None) if ignored is None else ~ignored
         counts = areas.count_case(
-            source.probs,
-            adapted.probs,
-            class_indices(reference, pipeline),
-            region,
+            source.probs[:, seen],
+            adapted.probs[:, seen],
+            class_indices(reference, pipeline)[seen],
+            region[seen],
             pipeline.values,
             pipeline.report.bins,
-            areas.boundary_band(reference, slice_axis=axis),
+            areas.boundary_band(reference, slice_axis=axis)[seen],
         )
-    return Scored(scores, reference, counts, problem)
+    return Scored(scores, reference, counts, problem, ignored)
+
+
+def parted(reference: IntArray) -> tuple[IntArray, BoolArray | None]:
+    """Return a reference with 0 in place of ``IGNORED``, and where that was, None for nowhere."""
+    ignored: BoolArray = reference == IGNORED
+    return (np.where(ignored, 0, reference), ignored) if ignored.any() else (reference, None)
 
 
 def incomplete(case: Case, site: SiteConfig) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
+"""A number that is no part of a word, such as a name."""
 NOT_APPLICABLE = "n/a"
 
 
@@ -20,10 +26,50 @@ def decimals(value: float | None, places: int) -> str:
     return NOT_APPLICABLE if value is None else f"{value:.{places}f}"
 
 
-def some(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
+def some(names: Sequence[str], limit: int = 5) -> str:
     """Return the first of many names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def gathered(remarks: Iterable[tuple[str, str]], noun: str = "case") -> list[str]:
+    """Return remarks on items as few lines: those that differ in their numbers alone become one.
+
+    Such a line gives the number of items and the remark on the worst of them: the one whose first number
+    is farthest, as a ratio, from the numbers that all have in common, or else the largest.
+
+    Args:
+        remarks: name of an item, and what is said of it.
+        noun: what the items are, in the singular.
+    """
+    groups: dict[str, dict[tuple[str, str], None]] = {}
+    for name, text in remarks:
+        groups.setdefault(NUMBER.sub("#", text), {})[name, text] = None
+    lines = []
+    for found in map(list, groups.values()):
+        texts = {text for _, text in found}
+        if len(found) == 1:
+            lines.append(": ".join(found[0]))
+        elif len(texts) == 1:
+            names = some([name for name, _ in found], 10)
+            lines.append(f"{counted(len(found), noun)}: {found[0][1]} ({names})")
+        else:
+            name, text = _worst(found)
+            lines.append(f"{counted(len(found), noun)}, the worst is {name}: {text}")
+    return lines
+
+
+def _worst(remarks: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    numbers = [[abs(float(item)) for item in NUMBER.findall(text)] for _, text in remarks]
+    columns = list(zip(*numbers, strict=True))
+    own = next(place for place, column in enumerate(columns) if len(set(column)) > 1)
+    common = [column[0] for column in columns if len(set(column)) == 1 and column[0] > 0]
+
+    def distance(place: int) -> float:
+        value = max(columns[own][place], 1e-9)
+        return min((abs(math.log(value / item)) for item in common), default=value)
+
+    return remarks[max(range(len(remarks)), key=distance)]
 
 
 def metric_title(metric: str) -> str:

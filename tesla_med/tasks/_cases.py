@@ -6,22 +6,28 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.engine.quality import with_estimates
 from tesla_med.errors import TeslaMedError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
 from tesla_med.prepare.transforms import Preprocessor
+from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
 from tesla_med.scoring.calibration import CalibrationCounts
-from tesla_med.scoring.score import class_indices, incomplete
-from tesla_med.types import Case, Check, Status, Verdict
+from tesla_med.scoring.score import Scored, class_indices, incomplete, mean_entropies, parted
+from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
+
+if TYPE_CHECKING:
+    from tesla_med.tasks.volumes import Masks
 
 READERS = 16
 """Cases read at once while calibration is counted, at most."""
@@ -57,6 +63,60 @@ def status_of(verdict: Verdict, problem: str, blank: bool, found: bool) -> Statu
     return "ok" if found else "empty"
 
 
+def record_of(
+    unit: Unit, finished: Masks, scored: Scored, site: SiteConfig, pipeline: PipelineConfig
+) -> CaseResult:
+    """Return the record of a finished case.
+
+    Args:
+        unit: the case as loaded.
+        finished: its masks and the guard's verdict.
+        scored: its scores.
+        site: of the case.
+        pipeline: of the run.
+    """
+    loaded, verdict, chosen = unit.content, finished.verdict, unit.scaling
+    source, adapted = finished.source, finished.adapted
+    entropies = mean_entropies(source, adapted)
+    return CaseResult(
+        case=loaded.case.name,
+        site=site.id,
+        status=status_of(verdict, scored.problem, loaded.prepared is None, bool(adapted.mask.any())),
+        used=verdict.used,
+        share=verdict.share,
+        trusted=verdict.trusted,
+        scaling="" if chosen is None else chosen.name or str(pipeline.preprocessing.intensity),
+        reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
+        slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
+        input_sha256=unit.sha256,
+        entropy_source=entropies[0],
+        entropy=entropies[1],
+        signals=verdict.signals | (dict(chosen.signals) if chosen is not None else {}),
+        notes=(
+            *unit.notes,
+            *scored.notes,
+            *((chosen.reason,) if chosen is not None and chosen.reason else ()),
+        ),
+        scores=with_estimates(scored.scores, verdict.signals, pipeline.quality),
+        calibration=scored.calibration,
+    )
+
+
+def view_of(case: Case, site: SiteConfig, pipeline: PipelineConfig, folder: RunFolder) -> CaseView | None:
+    """Return what reports may draw of a finished case, read from disk; None if it cannot be read."""
+    reference = ignored = None
+    try:
+        volume = read_case(case, site)
+        masks = [read_mask(path(case.name))[0] for path in (folder.source_mask, folder.mask)]
+    except TeslaMedError:
+        return None
+    if case.labelled:
+        with suppress(TeslaMedError):
+            reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+    grid = volume.affine, volume.spacing
+    return CaseView(volume.array[0], masks[0], masks[1], reference, *grid, ignored)
+
+
 def count_runs(
     case: Case, *, site: SiteConfig, pipeline: PipelineConfig, runs: Mapping[Any, RunFolder]
 ) -> dict[Any, CalibrationCounts]:
@@ -73,18 +133,21 @@ def count_runs(
         return {}
     try:
         volume = read_case(case, site)
-        truth = read_reference(case, site.files, volume, pipeline.values)
+        truth, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
         indices = class_indices(truth, pipeline)
     except TeslaMedError as error:
         log.info("%s: left out of the calibration: %s", case.name, error)
         return {}
     masks = [read_mask(folder.mask(case.name))[0] for folder in there.values()]
+    if ignored is not None:
+        masks = [np.where(ignored, 0, mask) for mask in masks]
     axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
     region = calibration_region(truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis)
+    seen = slice(None) if ignored is None else ~ignored
     found = {}
     for key, folder in there.items():
         probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
-        found[key] = count_region(probs, indices, region, pipeline.report.bins)
+        found[key] = count_region(probs[:, seen], indices[seen], region[seen], pipeline.report.bins)
     return found
 
 
@@ -115,7 +178,9 @@ def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: 
             problems.append(str(error))
     if case.labelled:
         try:
-            reference = read_reference(case, site.files, volume, pipeline.values)
+            reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+            if ignored is not None:
+                notes.append(f"{np.count_nonzero(ignored)} voxels of the reference are ignored")
             labels = tuple(int(value) for value in np.unique(reference))
         except TeslaMedError as error:
             problems.append(str(error))

@@ -36,6 +36,8 @@ OPTIONS: Mapping[str, str] = {
     "empty": "--empty one",
     "figures": "figures of a comparison",
     "classes": "a list of classes",
+    "ignore": "--ignore",
+    "values": "--values",
 }
 """What a task may honour, and how a user asks for it."""
 
@@ -196,6 +198,10 @@ class Task(ABC):
 
     def view(self, unit: Unit, finished: Any) -> CaseView | None:
         """Return what reports may draw, valid during the call only."""
+        return None
+
+    def view_again(self, folder: RunFolder, ref: Ref) -> CaseView | None:
+        """Return the same of a unit of an earlier attempt, read from disk; None if it cannot be."""
         return None
 
     def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:

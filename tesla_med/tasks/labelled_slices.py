@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,7 +126,7 @@ def load_labelled(
     from tesla_med.io.references import read_reference, read_region_mask
     from tesla_med.io.volumes import read_case
     from tesla_med.prepare.transforms import Preprocessor
-    from tesla_med.scoring.score import class_indices
+    from tesla_med.scoring.score import class_indices, parted
 
     found = [
         (site, case)
@@ -141,11 +142,23 @@ def load_labelled(
             result.left_out.append(f"{site.id}/{case.name}: no reference")
             continue
         volume = read_case(case, site)
-        reference = read_reference(case, site.files, volume, pipeline.values)
+        reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+        count = len(pipeline.classes)
+        indices = class_indices(reference, pipeline)
+        if ignored is not None:
+            indices = np.where(ignored, count, indices)
         region = read_region_mask(case, volume) if site.region.kind == "mask" else None
-        preprocess = Preprocessor(pipeline.preprocessing, site.region, len(pipeline.classes))
-        prepared = preprocess(volume, region, labels=class_indices(reference, pipeline))
-        labelled = _labelled(site.id, case.name, prepared.images, prepared.labels, len(pipeline.classes))
+        preprocess = Preprocessor(pipeline.preprocessing, site.region, count + (ignored is not None))
+        prepared = preprocess(volume, region, labels=indices)
+        images, labels = prepared.images, torch.as_tensor(prepared.labels)
+        whole = (labels < count).flatten(1).all(dim=1)
+        if not whole.all():
+            name = f"{site.id}/{case.name}"
+            result.left_out.append(f"{name}: {int((~whole).sum())} slices with voxels that are ignored")
+            images, labels = torch.as_tensor(images)[whole], labels[whole]
+        if not len(images):
+            continue
+        labelled = _labelled(site.id, case.name, images, labels, count)
         kept += _mebibytes(labelled)
         seen = acquisition_of(volume, site.region, pipeline.preprocessing.orientation)
         result.acquisitions += [] if seen is None else [seen]

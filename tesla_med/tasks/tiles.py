@@ -90,6 +90,8 @@ class Tiles(Task):
         "keep-largest": "it applies to masks only; leave it out",
         "recalibrate": "it compares masks; leave it out",
         "empty": "it applies to empty masks only; leave it out",
+        "ignore": "leave the label of a tile empty instead",
+        "values": "name the classes in the table or the CSV of labels instead",
         "classes": "predictions.csv names the classes",
         "figures": "they show volumes; leave them out of a table of tiles",
     }
@@ -189,11 +191,14 @@ class Tiles(Task):
 
     def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
         """Return the size of every tile of a batch as the network sees it, or why it cannot be read."""
-        failed = {} if unit is None else unit.failed
+        failed, notes = ({}, {}) if unit is None else (unit.failed, unit.content.notes)
         labels = (int(ref.content.tiles.labels[position]) for position in ref.content.positions)
         return [
-            ItemEstimate(name, self.size, 1, label in self.class_names, problem or failed.get(name, ""))
-            for name, label in zip(ref.items, labels, strict=True)
+            ItemEstimate(
+                *(name, self.size, 1, label in self.class_names, problem or failed.get(name, "")),
+                notes=notes.get(position, ()),
+            )
+            for name, label, position in zip(ref.items, labels, ref.content.positions, strict=True)
         ]
 
     def overview(self, items: Items) -> dict[str, Any]:

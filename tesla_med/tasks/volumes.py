@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from tesla_med.scoring.masks import EvaluationResult
     from tesla_med.tasks.labelled import LabelledSource
 
-log = logging.getLogger(__name__)
 CONSTANT = Verdict(0.0, "the image is constant: there is nothing to adapt to or to segment")
 
 
@@ -74,7 +72,7 @@ class Volumes(Task):
 
     honours: ClassVar = frozenset(
         ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {"empty", "figures", "classes"}
+    ) | {"empty", "figures", "classes", "ignore", "values"}
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 
@@ -110,9 +108,7 @@ class Volumes(Task):
         digest = sha256_of(case.files)
         volume = read_case(case, self.site)
         seen = acquisition_of(volume, self.site.region, self.pipeline.preprocessing.orientation)
-        for text in differences(seen, self.trained):
-            volume.notes.append(text)
-            log.warning("%s: %s", case.name, text)
+        volume.notes += differences(seen, self.trained)
         prepared, scalings = None, {}
         if not volume.blank:
             needed = self.site.region.kind == "mask" and case.region_mask is not None
@@ -140,7 +136,8 @@ class Volumes(Task):
         """Return grid and number of slices of a case."""
         shape = None if unit is None else unit.content.volume.shape
         count = 0 if unit is None or unit.images is None else unit.images.shape[0]
-        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem)]
+        notes = () if unit is None else unit.notes
+        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem, notes)]
 
     # ------------------------------------------------------------ from probabilities to a mask on disk
 
@@ -191,37 +188,13 @@ class Volumes(Task):
 
     def score(self, unit: Unit, finished: Masks) -> list[CaseResult]:
         """Compare the masks with the case's reference, if it has one."""
-        from tesla_med.engine.quality import with_estimates
-        from tesla_med.tasks._cases import status_of
+        from tesla_med.tasks._cases import record_of
 
         loaded: Loaded = unit.content
-        source, adapted, verdict = finished.source, finished.adapted, finished.verdict
+        source, adapted = finished.source, finished.adapted
         scored = scoring.score(loaded.case, loaded.volume, source, adapted, self.site, self.pipeline)
         finished.scored = scored
-        entropies = scoring.mean_entropies(source, adapted)
-        if not verdict.trusted:
-            log.warning("%s: %s", loaded.case.name, verdict.reason)
-        result = CaseResult(
-            case=loaded.case.name,
-            site=self.site.id,
-            status=status_of(verdict, scored.problem, loaded.prepared is None, bool(adapted.mask.any())),
-            used=verdict.used,
-            share=verdict.share,
-            trusted=verdict.trusted,
-            scaling=""
-            if unit.scaling is None
-            else unit.scaling.name or str(self.pipeline.preprocessing.intensity),
-            reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
-            slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
-            input_sha256=unit.sha256,
-            entropy_source=entropies[0],
-            entropy=entropies[1],
-            signals=verdict.signals | (dict(unit.scaling.signals) if unit.scaling is not None else {}),
-            notes=(*unit.notes, *((unit.scaling.reason,) if unit.scaling and unit.scaling.reason else ())),
-            scores=with_estimates(scored.scores, verdict.signals, self.pipeline.quality),
-            calibration=scored.calibration,
-        )
-        return [result]
+        return [record_of(unit, finished, scored, self.site, self.pipeline)]
 
     def view(self, unit: Unit, finished: Masks) -> CaseView:
         """Return image, masks and reference."""
@@ -233,9 +206,16 @@ class Volumes(Task):
             reference=None if finished.scored is None else finished.scored.reference,
             affine=volume.affine,
             spacing=volume.spacing,
+            ignored=None if finished.scored is None else finished.scored.ignored,
         )
 
     # ------------------------------------------------------------ resuming and going back
+
+    def view_again(self, folder: RunFolder, ref: Ref) -> CaseView | None:
+        """Return image, masks and reference of a finished case, read from disk."""
+        from tesla_med.tasks._cases import view_of
+
+        return view_of(ref.content, self.site, self.pipeline, folder)
 
     def started(self, folder: RunFolder) -> None:
         """Write ``masks/labels.json``."""

@@ -278,7 +278,7 @@ def _events(out: Path, step: int) -> Iterator[Any]:
     """Give a writer of TensorBoard events that goes on after ``step``."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+    writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
     try:
         yield writer
     finally:

@@ -179,9 +179,9 @@ def test_grids_that_differ_leave_the_case_unscored_and_the_others_scored(folders
     }
     reasons = {item.case: item.reason for item in result.unscored}
     assert "0.5 mm apart" in reasons["far"]
-    assert "(16, 16, 7)" in reasons["shape"]
+    assert "16 x 16 x 7" in reasons["shape"]
     assert set(json.loads((tmp_path / "out/summary.json").read_text())["unscored"]) == {"far", "shape"}
-    with pytest.raises(DataError, match=r"scored 2 of 4 predictions.*far: grids"):
+    with pytest.raises(DataError, match=r"scored 2 of 4 predictions.*far: the grids differ"):
         evaluate(predictions, references, strict=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import small_site as small
+import tile_site
 import torch
 
 from tesla_med.models.base import Network
@@ -57,3 +58,9 @@ def known_weights(one_thread, monkeypatch, tmp_path):
 def small_weights(one_thread, tmp_path_factory):
     """Weights of a width-4 U-Net, trained once a session, with source statistics beside them."""
     return small.weights_with_statistics(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def tile_weights(one_thread, tmp_path_factory):
+    """Weights of a small classifier of tiles, trained once a session."""
+    return tile_site.train_weights(tmp_path_factory.mktemp("tile_weights"))

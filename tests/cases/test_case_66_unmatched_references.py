@@ -25,10 +25,11 @@ def arguments(tmp_path):
 
 def test_both_lists_and_n_of_n(arguments, tmp_path, capsys):
     assert run(arguments) == 0
-    first, *rest = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    first, rest = said.out.splitlines()[0], said.err.splitlines()
     assert first == "scored 3 of 5 predictions and 3 of 4 references"
-    assert "2 without a reference: Case03, Case04" in rest
-    assert "1 without a mask: Case03_final" in rest
+    assert "Remark: 2 without a reference: Case03, Case04" in rest
+    assert "Remark: 1 without a mask: Case03_final" in rest
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["only_predictions"] == ["Case03", "Case04"]
     assert summary["only_references"] == ["Case03_final"]

@@ -255,9 +255,18 @@ def test_quiet_is_silent_in_a_process_of_its_own(place, weights):
 
 def test_a_warning_that_every_cell_gives_is_said_once(place, weights, capsys):
     line = ["compare", "--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--methods", "source,bn"]
-    line += ["--seeds", "1", "--weights", str(weights), "--device", "cpu", "--set", "reports=[table]"]
+    line += [
+        "--seeds",
+        "1",
+        "--weights",
+        str(weights),
+        "--device",
+        "cpu",
+        "--set",
+        "preprocessing.orientation=LPS",
+    ]
     assert run(line) == 0
-    told = [text for text in capsys.readouterr().err.splitlines() if "taken from the weights' card" in text]
+    told = [text for text in capsys.readouterr().err.splitlines() if "--set departs from" in text]
     assert told
     assert len(told) == len(set(told))
 
@@ -418,7 +427,7 @@ def test_a_fault_of_the_program(place, weights, monkeypatch, capsys):
     def broken(*_, **__):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("tesla_med.reports.base.make_reports", broken)
+    monkeypatch.setattr("tesla_med.reports.base.Reports.started", broken)
     assert adapt("--json", weights=weights) == 1
     shown = capsys.readouterr()
     assert one_object(shown.out)["error"]["kind"] == "ZeroDivisionError"

@@ -244,6 +244,8 @@ TABLE = {
         "--out": (["{out}"], exists("summary.json")),
         "--strict": ([], works),
         "--empty": (["one"], works, ONLY_VOLUMES),
+        "--ignore": (["255"], works, ONLY_VOLUMES),
+        "--values": (["255=1"], works, ONLY_VOLUMES),
     },
     "compare": {
         **COMMON,

@@ -18,6 +18,7 @@ from tesla_med.config.models import Files
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io import references
 from tesla_med.io import volumes as io
+from tesla_med.io.geometry import corner_displacement
 from tesla_med.types import Case, Volume
 
 Affine = npt.NDArray[np.float64]
@@ -664,7 +665,7 @@ def test_tilt_is_measured_at_the_far_corner_and_small_voxels_need_half_a_voxel()
         io.check_same_grid((10, 10, 10), moved, volume, "mask")
     tilted = np.eye(4)
     tilted[1, 0] = 0.01
-    assert io.corner_displacement(np.eye(4), tilted, (101, 5, 5)) == pytest.approx(1.005)
+    assert corner_displacement(np.eye(4), tilted, (101, 5, 5)) == pytest.approx(1.005)
     with pytest.raises(GeometryError, match="shape"):
         io.check_same_grid((10, 10, 9), affine, volume, "mask")
 
@@ -680,7 +681,7 @@ def test_grey_matter_mask_that_lies_a_little_off(shared: Path) -> None:
     folder = shared / "data" / "spinal_cord" / "CHUM"
     volume = io.read_volume(folder / "sub-9604_T2starw.nii.gz")
     mask, affine = io.read_mask(folder / "sub-9604_T2starw_gmseg-manual.nii.gz")
-    assert 0.05 < io.corner_displacement(affine, volume.affine, mask.shape) < 0.1
+    assert 0.05 < corner_displacement(affine, volume.affine, mask.shape) < 0.1
     io.check_same_grid(mask.shape, affine, volume, "mask")
 
 

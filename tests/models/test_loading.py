@@ -48,8 +48,9 @@ def test_the_card_decides_network_and_preprocessing(weights):
     assert loaded.pipeline.preprocessing == pipeline().preprocessing
     assert loaded.pipeline.model == pipeline().model
     assert loaded.model.inc.double_conv[0].out_channels == 4
-    text = " ".join(loaded.warnings)
-    assert len(loaded.warnings) == 2
+    text = " ".join(loaded.notes)
+    assert len(loaded.notes) == 2
+    assert loaded.warnings == ()
     assert "preprocessing.size = (48, 48) (pipeline: (96, 96))" in text
     assert "preprocessing.intensity" in text
     assert "model.params = {'width': 4} (pipeline: {'width': 64})" in text

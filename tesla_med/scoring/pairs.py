@@ -1,0 +1,113 @@
+"""Read a finished mask with its reference, and bring the values of both to what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tesla_med.errors import ConfigError, GeometryError
+from tesla_med.scoring.text import counted, some
+from tesla_med.types import IntArray
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What values in files mean.
+
+    Attributes:
+        ignore: values of the references that mean "do not score".
+        values: value in a file, of either side -> label; others stay as they are.
+    """
+
+    ignore: tuple[int, ...] = ()
+    values: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a value that is given both."""
+        both = sorted(set(self.ignore) & set(self.values or {}))
+        if both:
+            raise ConfigError(f"value {_list(both)} is both ignored and mapped; give --ignore or --values")
+
+    def labels(self, array: IntArray) -> IntArray:
+        """Return an array of values of a file as labels."""
+        result = np.array(array)
+        for value, label in (self.values or {}).items():
+            result[array == value] = label
+        return result
+
+
+@dataclass(frozen=True)
+class MaskPair:
+    """A mask and its reference on one grid; voxels that are not scored are 0 in both.
+
+    Attributes:
+        mask: (I, J, K) labels.
+        truth: (I, J, K) labels.
+        spacing: voxel size in mm.
+        ignored: voxels that are not scored.
+        found: labels above 0 of the mask, and of the reference.
+    """
+
+    mask: IntArray
+    truth: IntArray
+    spacing: tuple[float, ...]
+    ignored: int
+    found: tuple[frozenset[int], frozenset[int]]
+
+
+def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> MaskPair:
+    """Read a mask and its reference.
+
+    Raises:
+        DataError: a file cannot be read, or holds something else than labels.
+        GeometryError: their grids differ.
+    """
+    from tesla_med.io.geometry import Grid, grid_difference, spacing_of
+    from tesla_med.io.volumes import read_mask
+
+    mask, affine = read_mask(prediction)
+    truth, other = read_mask(reference)
+    ours, theirs = Grid(mask.shape, affine), Grid(truth.shape, other)
+    if differs := grid_difference("prediction", ours, "reference", theirs):
+        raise GeometryError(f"{differs}; resample one to the other or correct its header")
+    ignored = np.isin(truth, meaning.ignore)
+    mask, truth = meaning.labels(mask), meaning.labels(truth)
+    if ignored.any():
+        mask[ignored] = truth[ignored] = 0
+    found = frozenset(_values(mask)), frozenset(_values(truth))
+    return MaskPair(mask, truth, spacing_of(affine), int(np.count_nonzero(ignored)), found)
+
+
+def one_sided(found: Mapping[str, tuple[frozenset[int], frozenset[int]]]) -> list[str]:
+    """Name each label that only the masks hold, or only the references, in any of the cases.
+
+    Args:
+        found: by case, the labels of its mask and of its reference.
+    """
+    sides = ("masks", "references")
+    held = [frozenset[int]().union(*(pair[side] for pair in found.values())) for side in (0, 1)]
+    texts = []
+    for side, name in enumerate(sides):
+        for value in sorted(held[side] - held[1 - side]):
+            cases = [case for case, pair in found.items() if value in pair[side]]
+            where = f"{counted(len(cases), 'case')}: {some(cases, 10)}"
+            texts.append(f"value {value} is in {name} only ({where})")
+    return texts
+
+
+REMEDY = (
+    "there is no labels.json, so that every value is scored as a class of its own; say what it means with"
+    " --values FROM=TO, or leave it out of the references with --ignore VALUE"
+)
+"""What to do about a value that only one side holds."""
+
+
+def _values(array: IntArray) -> Iterable[int]:
+    return (int(value) for value in np.unique(array) if value)
+
+
+def _list(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
