@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites
 from tesla_med.prepare.stream import ahead
 from tesla_med.tasks.base import task_of
@@ -36,7 +37,7 @@ def check_site(
         DataError: nothing found.
     """
     task = task_of(pipeline)(site, pipeline)
-    items = task.find(Path(volumes), other_sites(site))
+    items = task.find(user_path(volumes), other_sites(site))
     checks: list[Check] = []
     for found in ahead(task.refs(items, 0, 1), task.check):
         checks.append(found)

@@ -29,6 +29,7 @@ from tesla_med.compare.cells import (
 )
 from tesla_med.compare.figures import METRICS, Key, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
 from tesla_med.errors import OutputError, TeslaMedError
@@ -104,7 +105,18 @@ def compare_methods(
         DataError: no such ``volumes``.
         OutputError: ``out`` cannot be used, or holds cells made with other settings.
     """
-    given = table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides)
+    weights, statistics = (None if item is None else user_path(item) for item in (weights, statistics))
+    given = (
+        table,
+        user_path(volumes),
+        weights,
+        statistics,
+        user_path(out),
+        device,
+        reset,
+        guard,
+        tuple(overrides),
+    )
     return _Grid(*given, only).run(resume, progress or (lambda *_: None))
 
 
@@ -115,8 +127,8 @@ class _Grid:
         self,
         table: TableConfig,
         volumes: Path,
-        weights: str | Path | None,
-        statistics: str | Path | None,
+        weights: Path | None,
+        statistics: Path | None,
         out: Path,
         device: str,
         reset: Reset | None,
@@ -243,12 +255,12 @@ class _Grid:
         return {
             "method": cell.row.method,
             "reset": self.reset,
-            "weights": None if self.weights is None else sha256(Path(self.weights)),
-            "statistics": None if given is None else sha256(Path(given)),
+            "weights": None if self.weights is None else sha256(self.weights),
+            "statistics": None if given is None else sha256(given),
             "configuration": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         }
 
-    def _statistics_of(self, cell: Cell) -> str | Path | None:
+    def _statistics_of(self, cell: Cell) -> Path | None:
         """Return the file of source statistics that was given, for cells that may know of it."""
         return self.statistics if cell.protocol.startswith("Y") else None
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from tesla_med.config.models import PipelineConfig, Section, SiteConfig, merge
+from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 
@@ -23,7 +24,7 @@ def search_roots() -> list[Path]:
 
     The working folder, then those in ``TESLA_MED_CONFIG_PATH``, then the package's own.
     """
-    extra = [Path(item) for item in os.environ.get(SEARCH_PATH_VARIABLE, "").split(os.pathsep) if item]
+    extra = [user_path(item) for item in os.environ.get(SEARCH_PATH_VARIABLE, "").split(os.pathsep) if item]
     inside = Path(__file__).parent.parent
     shipped = inside if (inside / "pipelines").is_dir() else inside.parent
     roots: list[Path] = []
@@ -89,7 +90,7 @@ def load_pipeline(
 
 def _pipeline_path(name: str, roots: list[Path]) -> Path:
     if name.endswith((".yaml", ".yml")):
-        path = Path(name)
+        path = user_path(name)
         if not path.is_file():
             raise ConfigError(f"no pipeline file at {path}")
         return path
@@ -141,7 +142,7 @@ def load_site(
 
 def _site_path(name: str, pipeline: str | None, roots: list[Path]) -> tuple[Path, str]:
     if name.endswith((".yaml", ".yml")):
-        path = Path(name)
+        path = user_path(name)
         if not path.is_file():
             raise ConfigError(f"no site file at {path}")
         return path, pipeline or path.resolve().parent.name

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tesla_med.config.files import apply_overrides, load_pipeline, load_site, site_files, validate
 from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -60,7 +61,7 @@ def _override(config: S, overrides: list[str]) -> S:
 
 def _pipeline_of_card(weights: str | Path | None) -> str:
     """Return the pipeline that the card beside the weights names."""
-    card = None if weights is None else Path(weights).with_suffix(".json")
+    card = None if weights is None else user_path(weights).with_suffix(".json")
     if card is None or not card.is_file():
         raise ConfigError("these weights have no card, so give --pipeline or --site")
     try:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from tesla_med.config.files import read_yaml, search_roots, validate
 from tesla_med.config.models import Protocol, Section
+from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 
@@ -69,7 +70,7 @@ def load_table(name: str | Path, roots: Iterable[Path] | None = None) -> TableCo
     Raises:
         ConfigError: unknown name, unreadable YAML, unknown key, wrong type or value.
     """
-    path = Path(name)
+    path = user_path(name)
     if path.suffix not in (".yaml", ".yml"):
         known = table_files(roots)
         if str(name) not in known:

@@ -16,6 +16,7 @@ import yaml
 from tesla_med import __version__
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.demo.recipes import RECIPES, SITES, TERMS, Recipe
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.files import LOCK_NAME, output_lock, write_json, write_text
@@ -141,7 +142,7 @@ def run_demo(
     if task not in RECIPES:
         raise ConfigError(unknown_name("demo task", task, list(DEMO_TASKS)))
     default_device(device)
-    folder = Path(out)
+    folder = user_path(out)
     _check_folder(folder)
     with output_lock(folder):
         _clear(folder)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
 from tesla_med.io.files import LOCK_NAME, output_lock, write_json
 from tesla_med.models.base import build_model, default_device
@@ -122,13 +123,13 @@ def train_source(
         TeslaMedError: the loss is no longer finite.
     """
     start = time.perf_counter()
-    pipeline = _scaled(pipeline)
+    pipeline, out = _scaled(pipeline), user_path(out)
     target = default_device(device)
     _check_folder(out, resume, overwrite)
     with _own_randomness(target, seed):
         build_model(pipeline)  # wrong parameters are found before anything is read or replaced
     task = task_of(pipeline)(sites[0], pipeline)
-    data = task.labelled(sites, Path(volumes), progress)
+    data = task.labelled(sites, user_path(volumes), progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
