@@ -21,7 +21,7 @@ class _Once(logging.Filter):
         self._said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.split(".")[1:2] not in (["plan"], ["tasks"]):  # of the configuration
+        if record.name.split(".")[1:2] not in (["config"], ["plan"], ["tasks"]):  # of the configuration
             return True
         text = record.getMessage()
         new = text not in self._said

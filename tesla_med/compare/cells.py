@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.compare.figures import Cost, Key
-from tesla_med.config.files import load_pipeline
+from tesla_med.config.files import is_yaml, load_pipeline
 from tesla_med.config.models import PROTOCOLS, Protocol
 from tesla_med.config.tables import Row, TableConfig
 from tesla_med.engine.memory import free_device_memory
@@ -124,7 +124,7 @@ def site_names(sites: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for given in sites:
-        name = Path(given).stem if Path(given).suffix in (".yaml", ".yml") else given
+        name = Path(given).stem if is_yaml(given) else given
         if name in found:
             raise ConfigError(f"sites: {found[name]} and {given} share the name {name!r}; rename a file")
         found[name] = given

@@ -335,8 +335,10 @@ class _Grid:
         for name in self.table.sites:
             cells = [cell for cell in self._of_first_seed() if cell.site == name]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
-            site = self._configs(cells[0])[0] if cells else None
-            cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
+            if not cells:
+                continue
+            site, pipeline, _ = self._configs(cells[0])
+            cases = find_cases(self.volumes, site, other_sites(site), pipeline.channels).cases
             labelled = [case for case in cases if case.labelled]
             if labelled:
                 folders = {cell: RunFolder(self._folder(cell)) for cell in cells}
