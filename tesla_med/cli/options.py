@@ -22,7 +22,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details on
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Volumes = Annotated[
     Path,
-    typer.Option("--volumes", parser=path, help="Folder of images or tiles, with sub-folders, or one image."),
+    typer.Option(
+        "--volumes",
+        parser=path,
+        help="Folder of images or tiles, with sub-folders, or one image. "
+        "Cases are taken in natural order of their names: P1, P2, P10.",
+    ),
 ]
 SiteOption = Annotated[str, typer.Option("--site", help="Site by id (F, prostate/F), or a YAML file.")]
 Pipeline = Annotated[

@@ -164,7 +164,11 @@ def rollback(
     run: Annotated[Path, typer.Argument(parser=path, help="Output folder of adapt.")],
     to_case: Annotated[
         str,
-        typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or 'source'."),
+        typer.Option(
+            "--to-case",
+            help="Number of cases to keep, in the order of the run (run.json lists it; natural order of "
+            "names: P1, P2, P10), or 'source'.",
+        ),
     ],
     quiet: Quiet = False,
     as_json: Json = False,

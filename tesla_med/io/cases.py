@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tesla_med.config.models import SiteConfig
 from tesla_med.errors import ConfigError, DataError
-from tesla_med.io.dicom import is_dicom
+from tesla_med.io.dicom import is_dicom, may_be_slice
+from tesla_med.io.files import check_fetched, unfetched
 from tesla_med.io.patterns import NamePattern, fold
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
+from tesla_med.io.walk import is_entry, listed, natural, walk
 from tesla_med.types import Case
 
 _Masks = dict[tuple[Path, int, str], list[Path]]
@@ -24,7 +26,7 @@ class CaseList:
 
     Attributes:
         folder: the folder that names are relative to.
-        cases: sorted by name.
+        cases: in natural order of their names: P1, P2, P10.
         skipped: every other file or folder met, with the reason.
     """
 
@@ -35,6 +37,7 @@ class CaseList:
 
 def check_there(volumes: Path) -> None:
     """Raise DataError where there is neither a file nor a folder."""
+    check_fetched(volumes)
     if not (volumes.is_file() or volumes.is_dir()):
         raise DataError(f"{volumes}: no such file or folder; give a folder of images or one image")
 
@@ -71,7 +74,7 @@ def find_cases(
     foreign = (
         frozenset() if inside else frozenset(name for other in other_sites for name in _names(other)) - own
     )
-    files, skipped = _walk(folder, foreign)
+    files, skipped = walk(folder, foreign)
     matcher = _Matcher(site, channels)
     cases = matcher.cases(files, folder, skipped) or matcher.series(files, folder, skipped)
     if not cases:
@@ -79,8 +82,8 @@ def find_cases(
     _refuse_clashes(cases)
     return CaseList(
         folder,
-        tuple(sorted(cases, key=lambda case: case.name)),
-        tuple(sorted(skipped, key=lambda item: item[0])),
+        tuple(sorted(cases, key=lambda case: natural(case.name))),
+        tuple(sorted(skipped, key=lambda item: natural(item[0]))),
     )
 
 
@@ -94,12 +97,7 @@ def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
             f"{path}: a mask or region file according to the patterns of site {site.id}, not an image; "
             "give its image"
         )
-    try:
-        beside = [
-            item for item in sorted(path.parent.iterdir()) if item.is_file() and volume_suffix(item.name)
-        ]
-    except OSError as error:
-        raise DataError(f"{path.parent}: cannot be listed: {error.strerror or error}") from error
+    beside = listed(path.parent, lambda item: is_entry(item) and bool(volume_suffix(item.name)))
     masks = matcher.index([item for item in beside if item != path and not item.name.startswith(".")])
     key = matcher.image_key(path)
     return CaseList(
@@ -154,8 +152,8 @@ class _Matcher:
         def one(layer: int) -> Path | None:
             files = masks.get((path.parent, layer, key), [])
             if len(files) > 1:
-                what, listed = "masks" if layer > -2 else "files", " and ".join(map(str, files))
-                raise DataError(f"two {what} for one layer of {path}: {listed}; rename or remove one")
+                what, given = "masks" if layer > -2 else "files", " and ".join(map(str, files))
+                raise DataError(f"two {what} for one layer of {path}: {given}; rename or remove one")
             return files[0] if files else None
 
         layers = tuple(one(layer) for layer in range(len(self.masks)))
@@ -168,7 +166,7 @@ class _Matcher:
         cases: list[Case] = []
         for path in files:
             if not volume_suffix(path.name):
-                skipped.append((path, f"not {READABLE}"))
+                skipped.append((path, unfetched(path) or f"not {READABLE}"))
             elif self.is_mask(path):
                 continue
             elif (key := self.image_key(path)) is None:
@@ -192,7 +190,7 @@ class _Matcher:
 
         Whether the slices of a folder make one volume is found out when it is read.
         """
-        slices = {path for path in files if not volume_suffix(path.name) and is_dicom(path)}
+        slices = {path for path in files if not volume_suffix(path.name) and may_be_slice(path)}
         skipped[:] = [item for item in skipped if item[0] not in slices]
         return [
             Case(
@@ -200,7 +198,7 @@ class _Matcher:
                 parent,
                 (None,) * len(self.masks),
             )
-            for parent in sorted({path.parent for path in slices})
+            for parent in sorted({path.parent for path in slices}, key=natural)
         ]
 
 
@@ -221,64 +219,13 @@ def _names(site: SiteConfig) -> frozenset[str]:
 
 
 def _site_folder(folder: Path, names: frozenset[str]) -> Path:
-    try:
-        found = [item for item in sorted(folder.iterdir()) if fold(item.name) in names and item.is_dir()]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed: {error.strerror or error}") from error
+    found = listed(folder, lambda item: fold(item.name) in names and item.is_dir())
     if len(found) > 1:
-        listed = " and ".join(item.name for item in found)
+        names_found = " and ".join(item.name for item in found)
         raise DataError(
-            f"{folder}: {listed} are both named after this site; keep one, or give the one to use"
+            f"{folder}: {names_found} are both named after this site; keep one, or give the one to use"
         )
     return found[0] if found else folder
-
-
-def _walk(top: Path, foreign: frozenset[str]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return every file below ``top`` and what was left out; each real folder is read once."""
-    files: list[Path] = []
-    skipped: list[tuple[Path, str]] = []
-    seen: set[Path] = set()
-    folders: list[Path] = [top]
-    links: list[Path] = []
-    while folders or links:
-        folder = folders.pop() if folders else links.pop(0)  # real folders name the cases, links come last
-        real = folder.resolve()
-        if real in seen:
-            skipped.append((folder, "a link to a folder that was read already"))
-            continue
-        seen.add(real)
-        try:
-            entries = sorted(folder.iterdir(), reverse=True)
-        except OSError as error:
-            if folder == top:
-                raise DataError(f"{top}: cannot be listed: {error.strerror or error}") from error
-            skipped.append((folder, f"cannot be listed: {error.strerror or error}"))
-            continue
-        for entry in entries:
-            reason = _reason(entry, foreign)
-            if reason:
-                skipped.append((entry, reason))
-            elif entry.is_file():
-                files.append(entry)
-            else:
-                (links if entry.is_symlink() else folders).append(entry)
-    return sorted(files), skipped
-
-
-def _reason(entry: Path, foreign: frozenset[str]) -> str:
-    """Return why a file or folder is left out, or ``""``."""
-    if entry.name.startswith("."):
-        return "hidden"
-    try:
-        if entry.is_file():
-            return ""
-        if not entry.is_dir():
-            return "a broken link, or not a regular file"
-        if fold(entry.name) in foreign:
-            return "the folder of another site"
-        return "a folder of results" if (entry / "run.json").is_file() else ""
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
 
 
 def _refuse_clashes(cases: Sequence[Case]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tesla_med.errors import DataError
+from tesla_med.io.files import check_fetched
 from tesla_med.io.patterns import fold
 from tesla_med.io.tiles import find_tiles
 from tesla_med.types import Record
@@ -32,6 +33,7 @@ class TileTable(Record):
 
 def _rows(path: Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns and rows of a CSV in which no tile comes twice."""
+    check_fetched(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected a CSV with columns {', '.join(needed)}")
     try:

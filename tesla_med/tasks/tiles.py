@@ -294,6 +294,7 @@ class Tiles(Task):
         remarks = Counter(text for item in results for text in item.notes)
         failed = {item.case: item.reason for item in results if item.status == "failed"}
         return {
+            "order": "batches in an order drawn by the seed",
             "skipped": items.content.skipped,
             "tiles_read_with_remarks": dict(remarks),
             "failed": dict(sorted(failed.items())),
