@@ -14,14 +14,14 @@ from tesla_med.types import Progress
 
 
 class _Once(logging.Filter):
-    """Lets a warning of the configuration through once: the cells of a comparison give the same ones."""
+    """Lets a warning of configuration or files through once: the cells of a comparison give the same ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.split(".")[1:2] not in (["config"], ["plan"], ["tasks"]):  # of the configuration
+        if record.name.split(".")[1:2] not in (["config"], ["io"], ["plan"], ["tasks"]):
             return True
         text = record.getMessage()
         new = text not in self._said

@@ -34,7 +34,7 @@ from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
 from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
-from tesla_med.io.files import output_lock, sha256, write_json
+from tesla_med.io.files import LOCK_NAMES, output_lock, sha256, write_json
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
@@ -197,7 +197,8 @@ class _Grid:
             OutputError: something else is there, or other settings.
         """
         path = self.out / CELLS_FILE
-        content = list(self.out.iterdir()) if self.out.is_dir() else []
+        there = self.out.iterdir() if self.out.is_dir() else ()
+        content = [item for item in there if item.name not in LOCK_NAMES]
         if content and not path.is_file():
             raise OutputError(f"{self.out}: holds files that are not a comparison; choose another --out")
         if content and not resume:
