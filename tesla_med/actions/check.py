@@ -15,12 +15,13 @@ from tesla_med.types import Check, Progress
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """What was found of a site: its items, and the files that are not used."""
+    """What was found of a site: its items, files that are not used, what looks wrong about patterns."""
 
     folder: Path
     item: str
     cases: tuple[Check, ...]
     skipped: tuple[tuple[Path, str], ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def problems(self) -> int:
@@ -44,4 +45,4 @@ def check_site(
         progress(f"checking {task.item}s", len(checks), len(items.names))
     order = {name: index for index, name in enumerate(items.names)}
     checks.sort(key=lambda item: order[item.case])
-    return SiteCheck(items.folder, task.item, tuple(checks), items.skipped)
+    return SiteCheck(items.folder, task.item, tuple(checks), items.skipped, items.remarks)

@@ -93,6 +93,7 @@ def sites_check(
             "folder": result.folder,
             "cases": [vars(case) for case in result.cases],
             "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+            "remarks": list(result.remarks),
         }
     )
     raise typer.Exit(1 if result.problems else 0)

@@ -42,8 +42,16 @@ class MaskLayer(Section):
     """
 
     pattern: str = Field(description="glob; its last * is the case key shared with the image")
+    root: str | None = Field(
+        None, description="folder of these files, if not that of the images; relative to the one searched"
+    )
     write: int | None = Field(None, ge=0, le=65535, description="label painted where the file > 0")
     values: dict[int, int] | None = Field(None, description="file value -> label; other values are refused")
+
+    @property
+    def where(self) -> str:
+        """The pattern, with the folder that it is matched in."""
+        return self.pattern if self.root is None else f"{self.root.rstrip('/')}/{self.pattern}"
 
     @model_validator(mode="after")
     def _one_rule(self) -> MaskLayer:
@@ -53,7 +61,7 @@ class MaskLayer(Section):
 
 
 class Files(Section):
-    """Name patterns, matched without regard to case against file names.
+    """Name patterns, matched without regard to case against file names, and the folders they hold.
 
     An extension in a pattern stands for every format that can be read. The text that the
     last ``*`` matches onward from the start of the name is the case key: ``Case*.nii.gz``
@@ -88,6 +96,7 @@ class Region(Section):
     kind: Literal["whole", "square", "mask", "point"] = "whole"
     size_mm: float | None = Field(None, gt=0)
     pattern: str | None = None
+    root: str | None = Field(None, description="folder of the mask files, as of a mask layer")
     point_mm: tuple[float, float, float] | None = None
     slices: Literal["all", "mask"] = Field(
         "all", description="mask: leave out slices where the region's mask is empty"
