@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
-from tesla_med.io.files import output_lock
+from tesla_med.io.locks import output_lock
 from tesla_med.reports.base import REPORTS, RunContext, make_reports
 from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
 from tesla_med.runs.weights import go_back

@@ -34,7 +34,8 @@ from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
 from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
-from tesla_med.io.files import LOCK_NAMES, output_lock, sha256, write_json
+from tesla_med.io.files import sha256, write_json
+from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
@@ -106,17 +107,8 @@ def compare_methods(
         OutputError: ``out`` cannot be used, or holds cells made with other settings.
     """
     weights, statistics = (None if item is None else user_path(item) for item in (weights, statistics))
-    given = (
-        table,
-        user_path(volumes),
-        weights,
-        statistics,
-        user_path(out),
-        device,
-        reset,
-        guard,
-        tuple(overrides),
-    )
+    volumes, out, texts = user_path(volumes), user_path(out), tuple(overrides)
+    given = table, volumes, weights, statistics, out, device, reset, guard, texts
     return _Grid(*given, only).run(resume, progress or (lambda *_: None))
 
 
@@ -197,8 +189,7 @@ class _Grid:
             OutputError: something else is there, or other settings.
         """
         path = self.out / CELLS_FILE
-        there = self.out.iterdir() if self.out.is_dir() else ()
-        content = [item for item in there if item.name not in LOCK_NAMES]
+        content = in_folder(self.out)
         if content and not path.is_file():
             raise OutputError(f"{self.out}: holds files that are not a comparison; choose another --out")
         if content and not resume:
@@ -336,11 +327,9 @@ class _Grid:
         for name in self.table.sites:
             cells = [cell for cell in self._of_first_seed() if cell.site == name]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
-            if not cells:
-                continue
-            site, pipeline, _ = self._configs(cells[0])
-            cases = find_cases(self.volumes, site, other_sites(site), pipeline.channels).cases
-            labelled = [case for case in cases if case.labelled]
+            configs = [self._configs(cell)[:2] for cell in cells[:1]]
+            found = [find_cases(self.volumes, site, other_sites(site), of.channels) for site, of in configs]
+            labelled = [case for item in found for case in item.cases if case.labelled]
             if labelled:
                 folders = {cell: RunFolder(self._folder(cell)) for cell in cells}
                 drawn |= draw_site(self.table.figures, name, folders, labelled, self._plan)

@@ -12,7 +12,7 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
-from tesla_med.io.files import check_fetched
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.matching import READABLE, Matcher
 from tesla_med.io.patterns import Match, fold
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix

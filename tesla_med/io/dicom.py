@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
-from tesla_med.io.files import check_fetched, unfetched
+from tesla_med.io.fetched import check_fetched, unfetched
 from tesla_med.io.geometry import RawImage, check_affine
 
 _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"

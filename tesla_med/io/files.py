@@ -1,11 +1,10 @@
-"""Write files whole or not at all, hash them, and lock an output folder."""
+"""Write files whole or not at all, and hash them."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -14,16 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tesla_med.errors import DataError, OutputError, TeslaMedError
+from tesla_med.errors import DataError, OutputError
+from tesla_med.io.fetched import check_fetched
 
-log = logging.getLogger(__name__)
-LOCK_NAME = ".tesla-med.lock"
-LOCK_FILE_NAME = ".tesla-med.lock-file"
-"""Stands for a lock where the file system has none."""
-LOCK_NAMES = (LOCK_NAME, LOCK_FILE_NAME)
 TEMPORARY = ".tmp-"
 """How the names of half-written files begin."""
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, 524}  # 524: ENOTSUPP of the kernel, as on NFS
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -111,38 +105,6 @@ def write_json(path: Path, obj: Any) -> None:
     write_text(path, text + "\n")
 
 
-def unfetched(path: Path) -> str:
-    """Return why a file is a name without its content and how to get it, or ``""`` where it is there.
-
-    Such are links that lead nowhere, and the pointer files of git-lfs and git-annex.
-    """
-    try:
-        if path.is_symlink() and not path.exists():
-            target = path.readlink()
-            if "annex" in target.parts:
-                return f"its content is not here (git-annex); get it with 'git annex get {path}' or datalad"
-            return f"a link to {target}, which is not there; fetch or mount the data, or correct the link"
-        with path.open("rb") as stream:
-            start = stream.read(64)
-    except OSError:
-        return ""
-    if start.startswith(b"version https://git-lfs"):
-        return "a pointer of git-lfs and not the data; get them with 'git lfs pull'"
-    if start.startswith((b"/annex/objects/", b"\\annex\\objects\\")):
-        return f"a pointer of git-annex and not the data; get them with 'git annex get {path}' or datalad"
-    return ""
-
-
-def check_fetched(path: Path, error: type[TeslaMedError] = DataError) -> None:
-    """Check that the content of a file is there; a missing file is not looked into.
-
-    Raises:
-        DataError: it is a pointer or a link that leads nowhere; or ``error`` in its place.
-    """
-    if reason := unfetched(Path(path)):
-        raise error(f"{path}: {reason}")
-
-
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of the files in a folder by name, as 64 hexadecimal digits.
 
@@ -173,62 +135,6 @@ def sha256_of(paths: Sequence[Path]) -> str:
     """
     hashes = [sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
-
-
-@contextmanager
-def output_lock(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for one run; the folder is created if missing.
-
-    The lock goes with the process, so a run that was killed leaves nothing to clean up. Where the file system
-    has no locks, a file takes their place, which a run that was killed may leave behind.
-
-    Raises:
-        OutputError: another run holds the folder, or it cannot be written.
-    """
-    from filelock import Timeout
-
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(folder)
-    except Timeout as error:
-        left = folder / LOCK_FILE_NAME
-        stale = (
-            f"; where none is, remove {left}, which a killed run left"
-            if left == Path(error.lock_file)
-            else ""
-        )
-        raise OutputError(
-            f"{folder}: another run is writing here; wait for it to end or choose another output folder"
-            f"{stale}"
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        raise OutputError(f"{folder}: the output folder cannot be locked for writing: {error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _acquired(folder: Path) -> Any:
-    """Return a lock that is held: the system's, or a file where its file system has none."""
-    from filelock import FileLock, SoftFileLock
-
-    lock = FileLock(str(folder / LOCK_NAME), timeout=0)
-    try:
-        lock.acquire()
-        return lock
-    except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            raise
-    log.warning(
-        "the file system of the output folder has no locks: while a run is active the file %s takes their "
-        "place, which does not see runs of machines that have locks there",
-        LOCK_FILE_NAME,
-    )
-    lock = SoftFileLock(str(folder / LOCK_FILE_NAME), timeout=0)
-    lock.acquire()
-    return lock
 
 
 def _flush(path: Path) -> None:

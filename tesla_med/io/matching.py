@@ -10,7 +10,7 @@ from pathlib import Path
 from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError
-from tesla_med.io.files import unfetched
+from tesla_med.io.fetched import unfetched
 from tesla_med.io.masks import SUFFIX_PARTS
 from tesla_med.io.patterns import Match, NamePattern, fold
 from tesla_med.io.volumes import VOLUME_SUFFIXES, volume_suffix

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tesla_med.errors import DataError
-from tesla_med.io.files import check_fetched
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.geometry import RawImage, check_affine
 from tesla_med.io.nifti import one_of_series, three_dimensions
 

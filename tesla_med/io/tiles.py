@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
-from tesla_med.io.files import check_fetched
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.patterns import fold
 from tesla_med.io.walk import listed, walk
 

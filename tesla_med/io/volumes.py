@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
-from tesla_med.io.files import check_fetched, write_bytes
+from tesla_med.io.fetched import check_fetched
+from tesla_med.io.files import write_bytes
 from tesla_med.io.geometry import Affine, RawImage, corner_displacement, spacing_of
 from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
 from tesla_med.types import Case, IntArray, Volume

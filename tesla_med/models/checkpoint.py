@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from tesla_med import __version__
 from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
-from tesla_med.io.files import check_fetched, write_bytes, write_json
+from tesla_med.io.fetched import check_fetched
+from tesla_med.io.files import write_bytes, write_json
 from tesla_med.prepare.acquisition import Acquisition
 from tesla_med.types import Record
 

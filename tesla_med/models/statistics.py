@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 from tesla_med.config.models import Intensity, LabelClass, PipelineConfig, Protocol
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
-from tesla_med.io.files import atomic_path, check_fetched, sha256, write_json
+from tesla_med.io.fetched import check_fetched
+from tesla_med.io.files import atomic_path, sha256, write_json
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.moments import PIXELS_PER_SLICE, SourceStatistics
 from tesla_med.types import Record

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tesla_med.config.models import Section
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError
-from tesla_med.io.files import check_fetched
+from tesla_med.io.fetched import check_fetched
 from tesla_med.models.base import MODELS, Network
 
 

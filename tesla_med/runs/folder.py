@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from tesla_med.config.models import GuardConfig, PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
-from tesla_med.io.files import LOCK_NAMES, TEMPORARY, write_json
+from tesla_med.io.files import TEMPORARY, write_json
+from tesla_med.io.locks import LOCK_NAMES
 from tesla_med.records import ItemResult
 from tesla_med.runs.state import StateStore
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
-from tesla_med.io.files import LOCK_NAMES, output_lock, write_json
+from tesla_med.io.files import write_json
+from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.models.base import build_model, default_device
 from tesla_med.models.checkpoint import (
     SOURCE_DICE,
@@ -202,7 +203,7 @@ def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
         raise OutputError("give either resume or overwrite, not both")
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out}: expected a folder, found a file; choose another output folder")
-    used = out.is_dir() and any(item.name not in (*LOCK_NAMES, "tensorboard") for item in out.iterdir())
+    used = any(item.name != "tensorboard" for item in in_folder(out))
     known = used and any((out / name).exists() for name in OWN_FILES)
     if used and not known:
         raise OutputError(

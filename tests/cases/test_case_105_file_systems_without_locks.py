@@ -12,7 +12,7 @@ import small_site as small
 from tesla_med.cli.app import run
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import OutputError
-from tesla_med.io.files import output_lock
+from tesla_med.io.locks import output_lock
 from tesla_med.training.train import train_source
 
 CASE = 105
