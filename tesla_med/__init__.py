@@ -72,6 +72,23 @@ if TYPE_CHECKING:
     from tesla_med.training.train import train_source as train_source
 
 
+def _name_the_user() -> None:
+    """Give the user a name where the system has none for it, as in a container run under any number.
+
+    Libraries ask for one when they are imported, and cannot be imported without.
+    """
+    import getpass
+    import os
+
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        os.environ["USER"] = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "user"
+
+
+_name_the_user()
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``import tesla_med`` costs nothing."""
     if name in _PUBLIC:

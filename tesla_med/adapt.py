@@ -15,7 +15,7 @@ from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import NOT_FINITE
 from tesla_med.errors import OutputError
-from tesla_med.io.files import output_lock
+from tesla_med.io.locks import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
 from tesla_med.records import SiteResult

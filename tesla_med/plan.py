@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
 from tesla_med.io.files import sha256
@@ -301,7 +302,7 @@ def resolve_request(request: RunRequest) -> Resolved:
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
     others = other_sites(site) if request.site is not None else []
-    return Resolved(site, pipeline, task, task.find(Path(request.volumes), others))
+    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
 
 
 def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
@@ -344,7 +345,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         protocol=protocol,
         reset=reset,
         device=device,
-        out=default_out if request.out is None else Path(request.out),
+        out=default_out if request.out is None else user_path(request.out),
         notes=(*task.notes(), *loaded.warnings, *loaded.notes),
         reports=reports_of(task, task.pipeline.reports),
         statistics=statistics,

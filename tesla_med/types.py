@@ -29,8 +29,8 @@ class Case:
     """One image file with the reference files that belong to it.
 
     Attributes:
-        name: path of the image relative to the searched folder, without extension and
-            with ``/`` between folders; unique in a run and the stem of every output.
+        name: path of the image relative to the searched folder, without extension and the folders that
+            its pattern spells out, with ``/`` between folders; unique in a run and the stem of every output.
         image: the image file; of several channels the first, whose grid is the case's.
         masks: one entry per mask layer of the site configuration, ``None`` where that
             layer has no file for this case.
@@ -94,12 +94,14 @@ class Items:
         names: of the items, in the order of the run.
         skipped: what will not be used: a file or folder, and the reason.
         content: the task's own record of the items.
+        remarks: what looks wrong about how they were found, in words.
     """
 
     folder: Path
     names: tuple[str, ...]
     skipped: tuple[tuple[Path, str], ...]
     content: Any
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

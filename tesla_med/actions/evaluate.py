@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import LabelClass
+from tesla_med.config.paths import user_path
 from tesla_med.scoring.metrics import Empty
 from tesla_med.tasks.base import TASKS, Task
 
@@ -50,14 +51,14 @@ def evaluate(
         DataError: a folder is missing or holds nothing that can be scored, names clash, nothing matches,
             or ``strict`` finds something that is not scored.
     """
-    kind = _kind(Path(predictions)) if task is None else TASKS.get(task)
+    kind = _kind(user_path(predictions)) if task is None else TASKS.get(task)
     asked = {"empty": empty != "skip", "classes": classes is not None}
     asked |= {"ignore": bool(ignore), "values": bool(values)}
     kind.refuse({name for name, yes in asked.items() if yes})
     return kind.evaluate(
-        Path(predictions),
-        None if references is None else Path(references),
-        out=None if out is None else Path(out),
+        user_path(predictions),
+        None if references is None else user_path(references),
+        out=None if out is None else user_path(out),
         strict=strict,
         classes=classes,
         empty=empty,

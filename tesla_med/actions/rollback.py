@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
-from tesla_med.io.files import output_lock
+from tesla_med.io.locks import output_lock
 from tesla_med.reports.base import REPORTS, Reports, RunContext
 from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
 from tesla_med.runs.weights import go_back
@@ -53,7 +54,7 @@ def rollback(run: str | Path, to_case: int | str) -> Rollback:
         OutputError: not a run, another run is writing there, no such case, a run whose cases were adapted to
             together and that is not to go back to the source, or a file that cannot be written.
     """
-    folder = RunFolder(Path(run))
+    folder = RunFolder(user_path(run))
     content = folder.read()
     settings = content["settings"]
     task = _task(folder, settings)

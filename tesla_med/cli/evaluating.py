@@ -21,6 +21,7 @@ from tesla_med.cli.options import (
     Weights,
     choice,
     mapping,
+    path,
     split,
 )
 from tesla_med.errors import ConfigError, DataError
@@ -30,14 +31,19 @@ app = typer.Typer()
 
 @app.command(epilog="Example: tesla-med evaluate --predictions runs/F/tesla-N-O/masks --references ./nii")
 def evaluate(
-    predictions: Annotated[Path, typer.Option(help="Folder of masks, folder of a run, or predictions.csv.")],
+    predictions: Annotated[
+        Path, typer.Option(parser=path, help="Folder of masks, folder of a run, or predictions.csv.")
+    ],
     references: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of references. For tiles: one folder per class, a CSV, or nothing (column label)."
+            parser=path,
+            help="Folder of references. For tiles: one folder per class, a CSV, or nothing (column label).",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write metrics.csv and summary.json here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Write metrics.csv and summary.json here.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse masks or tiles without a partner.")
     ] = False,
@@ -117,7 +123,9 @@ def compare(
     ] = None,
     weights: Weights = None,
     statistics: Statistics = None,
-    out: Annotated[Path, typer.Option(help="Folder for cells, table and figures.")] = Path("comparison"),
+    out: Annotated[Path, typer.Option(parser=path, help="Folder for cells, table and figures.")] = Path(
+        "comparison"
+    ),
     device: Device = "auto",
     reset: Annotated[
         str | None,
@@ -192,7 +200,7 @@ def compare(
 
 @app.command(epilog="Example: tesla-med tensorboard runs")
 def tensorboard(
-    runs: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")],
+    runs: Annotated[Path, typer.Argument(parser=path, help="A run, or a folder of runs.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, ItemsView, Mapping
+from pathlib import Path
+from typing import Any
 
+log = logging.getLogger(__name__)
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -60,15 +64,25 @@ def _metrics() -> Table:
 def _pipelines() -> Table:
     from tesla_med.config.files import load_pipeline, pipeline_files
 
-    found = [load_pipeline(name) for name in pipeline_files()]
-    rows = [[item.name, item.title, ", ".join(entry.name for entry in item.foreground)] for item in found]
+    found = _usable(pipeline_files(), load_pipeline)
+    rows = [[name, item.title, ", ".join(entry.name for entry in item.foreground)] for name, item in found]
     return ["pipeline", "title", "classes"], rows
+
+
+def _usable(files: Mapping[str, Path], load: Callable[[str], Any]) -> ItemsView[str, Any]:
+    """Return what YAML files hold, by name; those that cannot be used are warned of."""
+    from tesla_med.config.files import readable
+
+    found, broken = readable(files, load)
+    for reason in broken.values():
+        log.warning("broken: %s", reason)
+    return found.items()
 
 
 def _tables() -> Table:
     from tesla_med.config.tables import load_table, table_files
 
-    found = [(name, load_table(name)) for name in table_files()]
+    found = _usable(table_files(), load_table)
     rows = [
         [name, item.title, item.pipeline, str(len(item.rows)), ", ".join(item.protocols)]
         for name, item in found

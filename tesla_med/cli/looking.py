@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -17,14 +18,24 @@ sites_app = typer.Typer(no_args_is_help=True, help="List, show and check site co
 
 @sites_app.command("list", epilog="Example: tesla-med sites list --json")
 def sites_list(as_json: Json = False) -> None:
-    """List every site configuration."""
-    from tesla_med.config.files import load_site, site_files, site_folders
+    """List every site configuration, and those that cannot be used with the reason."""
+    from tesla_med.config.files import load_site, readable, site_files, site_folders
 
     screen = Screen(as_json=as_json)
-    sites = [load_site(f"{folder}/{name}") for folder in site_folders() for name in site_files(folder)]
-    rows = [[f"{item.pipeline}/{item.id}", item.institution, item.description] for item in sites]
+    files = {
+        f"{folder}/{name}": path for folder in site_folders() for name, path in site_files(folder).items()
+    }
+    sites, broken = readable(files, load_site)
+    rows = [[name, item.institution, item.description] for name, item in sites.items()]
     screen.table(["site", "institution", "description"], rows)
-    screen.result({"sites": [item.model_dump(mode="json") for item in sites]})
+    for reason in broken.values():
+        sys.stderr.write(f"broken: {reason}\n")
+    screen.result(
+        {
+            "sites": [item.model_dump(mode="json") for item in sites.values()],
+            "broken": [{"file": path, "reason": reason} for path, reason in broken.items()],
+        }
+    )
 
 
 @sites_app.command("show", epilog="Example: tesla-med sites show prostate/F")
@@ -82,6 +93,7 @@ def sites_check(
             "folder": result.folder,
             "cases": [vars(case) for case in result.cases],
             "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
+            "remarks": list(result.remarks),
         }
     )
     raise typer.Exit(1 if result.problems else 0)

@@ -8,13 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
+from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
+
+
+def path(text: str) -> Path:
+    """Return the path that an option or argument means; every one of the command line is read by this."""
+    return user_path(text)
+
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print details on standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Volumes = Annotated[
-    Path, typer.Option("--volumes", help="Folder of images or tiles, with sub-folders, or one image.")
+    Path,
+    typer.Option(
+        "--volumes",
+        parser=path,
+        help="Folder of images or tiles, with sub-folders, or one image. "
+        "Cases are taken in natural order of their names: P1, P2, P10.",
+    ),
 ]
 SiteOption = Annotated[str, typer.Option("--site", help="Site by id (F, prostate/F), or a YAML file.")]
 Pipeline = Annotated[
@@ -22,12 +35,14 @@ Pipeline = Annotated[
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option("--weights", help="Source weights, .safetensors or .pth. Default: the site's."),
+    typer.Option("--weights", parser=path, help="Source weights, .safetensors or .pth. Default: the site's."),
 ]
 Statistics = Annotated[
     Path | None,
     typer.Option(
-        "--statistics", help="Source feature statistics, for Y-O and Y-M only. Default: beside the weights."
+        "--statistics",
+        parser=path,
+        help="Source feature statistics, for Y-O and Y-M only. Default: beside the weights.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]

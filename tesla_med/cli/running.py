@@ -24,6 +24,7 @@ from tesla_med.cli.options import (
     Volumes,
     Weights,
     choice,
+    path,
 )
 from tesla_med.cli.results import SHOWN, not_made, not_used, shape_text, show_run
 
@@ -50,7 +51,8 @@ def adapt(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output folder. Default: runs/<site>/<method>-<protocol>.")
+        Path | None,
+        typer.Option(parser=path, help="Output folder. Default: runs/<site>/<method>-<protocol>."),
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -119,14 +121,18 @@ def adapt(
     "--volumes ./nii --site F"
 )
 def predict(
-    weights: Annotated[Path, typer.Option(help="Source or adapted weights, .safetensors or .pth.")],
+    weights: Annotated[
+        Path, typer.Option(parser=path, help="Source or adapted weights, .safetensors or .pth.")
+    ],
     volumes: Volumes,
     site: Annotated[
         str | None,
         typer.Option(help="Site that gives patterns, region and references. Default: use every image."),
     ] = None,
     pipeline: Pipeline = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/<site>/predict.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Output folder. Default: runs/<site>/predict.")
+    ] = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     overrides: Set = None,
@@ -155,10 +161,14 @@ def predict(
 
 @app.command(epilog="Example: tesla-med rollback runs/F/tesla-N-O --to-case 4")
 def rollback(
-    run: Annotated[Path, typer.Argument(help="Output folder of adapt.")],
+    run: Annotated[Path, typer.Argument(parser=path, help="Output folder of adapt.")],
     to_case: Annotated[
         str,
-        typer.Option("--to-case", help="Number of cases to keep, in the order of the run, or 'source'."),
+        typer.Option(
+            "--to-case",
+            help="Number of cases to keep, in the order of the run (run.json lists it; natural order of "
+            "names: P1, P2, P10), or 'source'.",
+        ),
     ],
     quiet: Quiet = False,
     as_json: Json = False,

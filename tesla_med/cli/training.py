@@ -21,6 +21,7 @@ from tesla_med.cli.options import (
     Volumes,
     choice,
     load_sites,
+    path,
 )
 from tesla_med.scoring.text import change, metric_title, percent
 
@@ -30,9 +31,9 @@ app = typer.Typer()
 @app.command(epilog="Example: tesla-med demo --task spinal_cord --out demo-cord")
 def demo(
     task: Annotated[str, typer.Option(help="prostate, spinal_cord or kather (tiles).")] = "prostate",
-    out: Annotated[Path, typer.Option(help="Output folder; an earlier demo there is replaced.")] = Path(
-        "demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=path, help="Output folder; an earlier demo there is replaced.")
+    ] = Path("demo"),
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -67,7 +68,7 @@ def train(
     pipeline: Annotated[str, typer.Option(help="Pipeline by name, or a YAML file.")],
     sites: Annotated[str, typer.Option(help="Labelled source sites, separated by commas.")],
     volumes: Volumes,
-    out: Annotated[Path, typer.Option(help="Output folder.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Output folder.")],
     width: Annotated[
         int | None,
         typer.Option(min=1, help="Width of the network, model.params.width. Default: the pipeline's."),
@@ -113,11 +114,13 @@ def train(
 
 @app.command(epilog="Example: tesla-med statistics --weights source.safetensors --sites A --volumes ./nii")
 def statistics(
-    weights: Annotated[Path, typer.Option(help="Source weights.")],
+    weights: Annotated[Path, typer.Option(parser=path, help="Source weights.")],
     sites: Annotated[str, typer.Option(help="Labelled source sites, separated by commas.")],
     volumes: Volumes,
     pipeline: Pipeline = None,
-    out: Annotated[Path | None, typer.Option(help="Output file. Default: beside the weights.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Output file. Default: beside the weights.")
+    ] = None,
     device: Device = "auto",
     overrides: Set = None,
     quiet: Quiet = False,

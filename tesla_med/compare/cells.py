@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.compare.figures import Cost, Key
-from tesla_med.config.files import load_pipeline
-from tesla_med.config.models import PROTOCOLS, Protocol
+from tesla_med.config.files import is_yaml, load_pipeline
+from tesla_med.config.models import PROTOCOLS, PipelineConfig, Protocol
 from tesla_med.config.tables import Row, TableConfig
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.errors import ConfigError
@@ -43,6 +43,11 @@ class Cell:
     def key(self) -> Key:
         """Row and protocol."""
         return self.row.label, self.protocol
+
+
+def scored_classes(pipeline: PipelineConfig, task: type[Task]) -> list[str]:
+    """Return the names of the classes that are scored."""
+    return [item.name for item in pipeline.classes if task.background or item.value != 0]
 
 
 def task_of_table(table: TableConfig) -> type[Task]:
@@ -124,7 +129,7 @@ def site_names(sites: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for given in sites:
-        name = Path(given).stem if Path(given).suffix in (".yaml", ".yml") else given
+        name = Path(given).stem if is_yaml(given) else given
         if name in found:
             raise ConfigError(f"sites: {found[name]} and {given} share the name {name!r}; rename a file")
         found[name] = given

@@ -23,17 +23,20 @@ from tesla_med.compare.cells import (
     Watch,
     cells_of,
     costs_of,
+    scored_classes,
     site_names,
     task_of_table,
     with_rows,
 )
 from tesla_med.compare.figures import METRICS, Key, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
 from tesla_med.errors import OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
-from tesla_med.io.files import output_lock, sha256, write_json
+from tesla_med.io.files import sha256, write_json
+from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
@@ -106,7 +109,9 @@ def compare_methods(
         DataError: no such ``volumes``.
         OutputError: ``out`` cannot be used, or holds cells made with other settings.
     """
-    given = table, Path(volumes), weights, statistics, Path(out), device, reset, guard, tuple(overrides)
+    weights, statistics = (None if item is None else user_path(item) for item in (weights, statistics))
+    volumes, out, texts = user_path(volumes), user_path(out), tuple(overrides)
+    given = table, volumes, weights, statistics, out, device, reset, guard, texts
     return _Grid(*given, only).run(resume, progress or (lambda *_: None))
 
 
@@ -117,8 +122,8 @@ class _Grid:
         self,
         table: TableConfig,
         volumes: Path,
-        weights: str | Path | None,
-        statistics: str | Path | None,
+        weights: Path | None,
+        statistics: Path | None,
         out: Path,
         device: str,
         reset: Reset | None,
@@ -190,7 +195,7 @@ class _Grid:
             OutputError: something else is there, or other settings.
         """
         path = self.out / CELLS_FILE
-        content = list(self.out.iterdir()) if self.out.is_dir() else []
+        content = in_folder(self.out)
         if content and not path.is_file():
             raise OutputError(f"{self.out}: holds files that are not a comparison; choose another --out")
         if content and not resume:
@@ -248,12 +253,12 @@ class _Grid:
         return {
             "method": cell.row.method,
             "reset": self.reset,
-            "weights": None if self.weights is None else sha256(Path(self.weights)),
-            "statistics": None if given is None else sha256(Path(given)),
+            "weights": None if self.weights is None else sha256(self.weights),
+            "statistics": None if given is None else sha256(given),
             "configuration": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         }
 
-    def _statistics_of(self, cell: Cell) -> str | Path | None:
+    def _statistics_of(self, cell: Cell) -> Path | None:
         """Return the file of source statistics that was given, for cells that may know of it."""
         return self.statistics if cell.protocol.startswith("Y") else None
 
@@ -302,21 +307,15 @@ class _Grid:
             costs=costs_of(self.cells, self.known),
             calibration=measured,
             metric=metric,
-            classes=self._classes(),
+            classes=scored_classes(self._configs(self.cells[0])[1], self.task),
         )
-        joined = {key: joined_bins(items) for key, items in bins.items()}
-        summary = replace(summary, reliability=joined)
+        summary = replace(summary, reliability={key: joined_bins(items) for key, items in bins.items()})
         from tesla_med.compare.report import write_report, write_rows
 
-        path = write_rows(self.out / "comparison.csv", metric.columns, rows)
-        files = [path, *write_report(self.out, self.table, summary, rows, self.problems, self._figures())]
+        files = [write_rows(self.out / "comparison.csv", metric.columns, rows)]
+        files += write_report(self.out, self.table, summary, rows, self.problems, self._figures())
         progress("tables", 1, 1)
         return files, summary
-
-    def _classes(self) -> list[str]:
-        """Return the names of the classes that are scored."""
-        classes = self._configs(self.cells[0])[1].classes
-        return [item.name for item in classes if self.task.background or item.value != 0]
 
     def _figures(self) -> dict[str, bytes]:
         """Return the figures in addition to those of the table, by file name."""
@@ -328,9 +327,9 @@ class _Grid:
         for name in self.table.sites:
             cells = [cell for cell in self._of_first_seed() if cell.site == name]
             cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
-            site = self._configs(cells[0])[0] if cells else None
-            cases = [] if site is None else find_cases(self.volumes, site, other_sites(site)).cases
-            labelled = [case for case in cases if case.labelled]
+            configs = [self._configs(cell)[:2] for cell in cells[:1]]
+            found = [find_cases(self.volumes, site, other_sites(site), of.channels) for site, of in configs]
+            labelled = [case for item in found for case in item.cases if case.labelled]
             if labelled:
                 folders = {cell: RunFolder(self._folder(cell)) for cell in cells}
                 drawn |= draw_site(self.table.figures, name, folders, labelled, self._plan)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +12,19 @@ import yaml
 from pydantic import ValidationError
 
 from tesla_med.config.models import PipelineConfig, Section, SiteConfig, merge
+from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 
 S = TypeVar("S", bound=Section)
 SEARCH_PATH_VARIABLE = "TESLA_MED_CONFIG_PATH"
+YAML_SUFFIXES = (".yaml", ".yml")
+QUOTE = (
+    "unquoted, YAML reads NO, yes, on and off as true or false, 01 as the number 1 and 2024-01-01 as a date: "
+    "put texts in quotes, '01'"
+)
+_WITHOUT_POINT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
+"""A number that YAML takes for text."""
 
 
 def search_roots() -> list[Path]:
@@ -23,7 +32,7 @@ def search_roots() -> list[Path]:
 
     The working folder, then those in ``TESLA_MED_CONFIG_PATH``, then the package's own.
     """
-    extra = [Path(item) for item in os.environ.get(SEARCH_PATH_VARIABLE, "").split(os.pathsep) if item]
+    extra = [user_path(item) for item in os.environ.get(SEARCH_PATH_VARIABLE, "").split(os.pathsep) if item]
     inside = Path(__file__).parent.parent
     shipped = inside if (inside / "pipelines").is_dir() else inside.parent
     roots: list[Path] = []
@@ -36,12 +45,12 @@ def search_roots() -> list[Path]:
 
 def pipeline_files(roots: Iterable[Path] | None = None) -> dict[str, Path]:
     """Return every pipeline by name."""
-    return _yaml_files([root / "pipelines" for root in (roots or search_roots())])
+    return yaml_files([root / "pipelines" for root in (roots or search_roots())])
 
 
 def site_files(folder: str, roots: Iterable[Path] | None = None) -> dict[str, Path]:
     """Return every site of ``site_configs/<folder>`` by id."""
-    return _yaml_files([root / "site_configs" / folder for root in (roots or search_roots())])
+    return yaml_files([root / "site_configs" / folder for root in (roots or search_roots())])
 
 
 def site_folders(roots: Iterable[Path] | None = None) -> list[str]:
@@ -56,13 +65,45 @@ def site_folders(roots: Iterable[Path] | None = None) -> list[str]:
     return sorted(found)
 
 
-def _yaml_files(folders: Iterable[Path]) -> dict[str, Path]:
+def is_yaml(name: str) -> bool:
+    """Whether a name is that of a YAML file, and not the name of what one describes."""
+    return name.lower().endswith(YAML_SUFFIXES)
+
+
+def yaml_files(folders: Iterable[Path]) -> dict[str, Path]:
+    """Return the YAML files of folders by name without extension, first wins; hidden ones are left out.
+
+    Raises:
+        ConfigError: a folder has two files of one name, ``F.yaml`` and ``F.yml``.
+    """
     found: dict[str, Path] = {}
     for folder in folders:
-        if folder.is_dir():
-            for path in sorted(folder.glob("*.yaml")):
-                found.setdefault(path.stem, path)
+        here: dict[str, Path] = {}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if not is_yaml(path.name) or path.name.startswith("."):
+                continue
+            if path.stem in here:
+                raise ConfigError(f"{here[path.stem]} and {path.name} have one name; keep one of them")
+            here[path.stem] = path
+        found = {**here, **found}
     return dict(sorted(found.items()))
+
+
+def readable(files: Mapping[str, Path], load: Callable[[str], S]) -> tuple[dict[str, S], dict[Path, str]]:
+    """Return what the files hold, by name, and the reason for each file that cannot be used.
+
+    Args:
+        files: path by name.
+        load: reads what has a name; its ConfigError is the reason.
+    """
+    found: dict[str, S] = {}
+    broken: dict[Path, str] = {}
+    for name, path in files.items():
+        try:
+            found[name] = load(name)
+        except ConfigError as error:
+            broken[path] = str(error)
+    return found, broken
 
 
 def load_pipeline(
@@ -88,8 +129,8 @@ def load_pipeline(
 
 
 def _pipeline_path(name: str, roots: list[Path]) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
+    if is_yaml(name):
+        path = user_path(name)
         if not path.is_file():
             raise ConfigError(f"no pipeline file at {path}")
         return path
@@ -134,14 +175,15 @@ def load_site(
     content = read_yaml(path)
     for key, value in (("id", path.stem), ("pipeline", folder)):
         if content.setdefault(key, value) != value:
-            raise ConfigError(f"{path}: key {key!r} is {content[key]!r} but the file's path says {value!r}")
+            text = f"{path}: key {key!r} is {content[key]!r} but the file's path says {value!r}"
+            raise ConfigError(text if isinstance(content[key], str) else f"{text}; {QUOTE}")
     own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
     return _validate(SiteConfig, apply_overrides(content, own), path, own)
 
 
 def _site_path(name: str, pipeline: str | None, roots: list[Path]) -> tuple[Path, str]:
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
+    if is_yaml(name):
+        path = user_path(name)
         if not path.is_file():
             raise ConfigError(f"no site file at {path}")
         return path, pipeline or path.resolve().parent.name
@@ -171,8 +213,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(content).__name__}")
+    if wrong := [key for key in content if not isinstance(key, str)]:
+        raise ConfigError(f"{path}: expected a mapping of texts to values, got key {wrong[0]!r}; {QUOTE}")
     return content
 
 
@@ -269,6 +313,10 @@ def _explain(model: type[Section], item: Any) -> str:
         return f"key {key!r} is missing"
     text = item["msg"].removeprefix("Value error, ")
     got = item.get("input")
+    if item["type"] in ("string_type", "invalid_key") and not isinstance(got, list | dict | None):
+        return f"key {key!r}: {text}, got {got!r}; {QUOTE}"
+    if item["type"] in ("int_parsing", "float_parsing") and _WITHOUT_POINT.fullmatch(str(got)):
+        return f"key {key!r}: {text}, got {got!r}; YAML reads it as text, write {float(got):g}"
     return f"key {key!r}: {text}, got {got!r}" if not isinstance(got, dict) else f"key {key!r}: {text}"
 
 

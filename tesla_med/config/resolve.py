@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TypeVar
 
-from tesla_med.config.files import apply_overrides, load_pipeline, load_site, site_files, validate
+from tesla_med.config.files import (
+    apply_overrides,
+    load_pipeline,
+    load_site,
+    read_yaml,
+    readable,
+    site_files,
+    validate,
+)
 from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
 
+log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 NO_SITE = "every_image"
 
@@ -60,7 +71,7 @@ def _override(config: S, overrides: list[str]) -> S:
 
 def _pipeline_of_card(weights: str | Path | None) -> str:
     """Return the pipeline that the card beside the weights names."""
-    card = None if weights is None else Path(weights).with_suffix(".json")
+    card = None if weights is None else user_path(weights).with_suffix(".json")
     if card is None or not card.is_file():
         raise ConfigError("these weights have no card, so give --pipeline or --site")
     try:
@@ -71,6 +82,23 @@ def _pipeline_of_card(weights: str | Path | None) -> str:
 
 
 def other_sites(site: SiteConfig) -> list[SiteConfig]:
-    """Return the other sites of the same folder, whose images are not this site's."""
-    names = [name for name in site_files(site.pipeline) if name != site.id]
-    return [load_site(f"{site.pipeline}/{name}") for name in names]
+    """Return the other sites of the same folder, whose images are not this site's.
+
+    A file that cannot be used is left out with a warning; what it names is still not this site's.
+    """
+    files = {name: path for name, path in site_files(site.pipeline).items() if name != site.id}
+    found, broken = readable(files, lambda name: load_site(f"{site.pipeline}/{name}"))
+    for reason in broken.values():
+        log.warning("the file of another site is left out: %s", reason)
+    stand_ins = [_by_name(path, site.pipeline) for path in broken]
+    return [*found.values(), *stand_ins]
+
+
+def _by_name(path: Path, pipeline: str) -> SiteConfig:
+    """Return what is known of a site whose file cannot be used: the names of its folder."""
+    try:
+        institution = read_yaml(path).get("institution")
+    except ConfigError:
+        institution = None
+    known = institution if isinstance(institution, str) else ""
+    return SiteConfig(id=path.stem, pipeline=pipeline, institution=known)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from tesla_med.config.files import read_yaml, search_roots, validate
+from tesla_med.config.files import is_yaml, read_yaml, search_roots, validate, yaml_files
 from tesla_med.config.models import Protocol, Section
+from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 
@@ -55,12 +56,8 @@ class TableConfig(Section):
 
 def table_files(roots: Iterable[Path] | None = None) -> dict[str, Path]:
     """Return every table by name, from ``pipelines/tables`` and ``pipelines/figures`` of the search path."""
-    found: dict[str, Path] = {}
-    for root in roots if roots is not None else search_roots():
-        for folder in ("tables", "figures"):
-            for path in sorted((root / "pipelines" / folder).glob("*.yaml")):
-                found.setdefault(path.stem, path)
-    return found
+    every = roots if roots is not None else search_roots()
+    return yaml_files(root / "pipelines" / folder for root in every for folder in ("tables", "figures"))
 
 
 def load_table(name: str | Path, roots: Iterable[Path] | None = None) -> TableConfig:
@@ -69,8 +66,8 @@ def load_table(name: str | Path, roots: Iterable[Path] | None = None) -> TableCo
     Raises:
         ConfigError: unknown name, unreadable YAML, unknown key, wrong type or value.
     """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
+    path = user_path(name)
+    if not is_yaml(path.name):
         known = table_files(roots)
         if str(name) not in known:
             raise ConfigError(unknown_name("table", str(name), list(known)))

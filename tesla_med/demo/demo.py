@@ -16,9 +16,11 @@ import yaml
 from tesla_med import __version__
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.demo.recipes import RECIPES, SITES, TERMS, Recipe
 from tesla_med.errors import ConfigError, OutputError
-from tesla_med.io.files import LOCK_NAME, output_lock, write_json, write_text
+from tesla_med.io.files import write_json, write_text
+from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.registry import unknown_name
 from tesla_med.types import Progress
 
@@ -141,7 +143,7 @@ def run_demo(
     if task not in RECIPES:
         raise ConfigError(unknown_name("demo task", task, list(DEMO_TASKS)))
     default_device(device)
-    folder = Path(out)
+    folder = user_path(out)
     _check_folder(folder)
     with output_lock(folder):
         _clear(folder)
@@ -211,7 +213,7 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise OutputError(f"{folder}: expected a folder, found a file; choose another output folder")
-    held = [item.name for item in folder.iterdir() if item.name != LOCK_NAME]
+    held = [item.name for item in in_folder(folder)]
     if held and not _is_demo(folder):
         raise OutputError(
             f"{folder}: holds {', '.join(sorted(held)[:3])} and is not an earlier demo; choose another folder"

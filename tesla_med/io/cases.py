@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tesla_med.config.models import SiteConfig
-from tesla_med.errors import ConfigError, DataError
-from tesla_med.io.dicom import is_dicom
-from tesla_med.io.patterns import NamePattern, fold
+from tesla_med.config.paths import user_path
+from tesla_med.errors import DataError
+from tesla_med.io.dicom import is_dicom, may_be_slice
+from tesla_med.io.fetched import check_fetched
+from tesla_med.io.matching import READABLE, Matcher
+from tesla_med.io.patterns import Match, fold
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
+from tesla_med.io.walk import Skipped, is_entry, listed, natural, walk
 from tesla_med.types import Case
 
-_Masks = dict[tuple[Path, int, str], list[Path]]
-READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,20 @@ class CaseList:
 
     Attributes:
         folder: the folder that names are relative to.
-        cases: sorted by name.
+        cases: in natural order of their names: P1, P2, P10.
         skipped: every other file or folder met, with the reason.
+        remarks: what looks wrong about the patterns, in words.
     """
 
     folder: Path
     cases: tuple[Case, ...]
     skipped: tuple[tuple[Path, str], ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def check_there(volumes: Path) -> None:
     """Raise DataError where there is neither a file nor a folder."""
+    check_fetched(volumes)
     if not (volumes.is_file() or volumes.is_dir()):
         raise DataError(f"{volumes}: no such file or folder; give a folder of images or one image")
 
@@ -45,9 +52,9 @@ def find_cases(
     """Find the cases of ``site``.
 
     A folder is searched with its sub-folders; if it has one named after the site (its institution, its
-    id, or what follows the dash in its id), only that one. Image and masks meet by case key within one
-    folder. Where no image matches, every folder of DICOM slices is a case. Hidden files, folders named
-    after another site and folders of earlier results are left out.
+    id, or what follows the dash in its id), only that one. Image and masks meet by case key and by the
+    folders above those of their patterns. Where no image matches, every folder of DICOM slices is a case.
+    Hidden files, folders named after another site and folders of earlier results are left out.
 
     Args:
         volumes: a folder, or one image file, which need not match the image pattern.
@@ -57,7 +64,7 @@ def find_cases(
             of a case share folder and case key.
 
     Raises:
-        ConfigError: another number of patterns than of channels.
+        ConfigError: another number of patterns than of channels, or a pattern that can never match.
         DataError: nothing there or nothing that matches, or two files with one name.
     """
     volumes = Path(volumes)
@@ -71,137 +78,79 @@ def find_cases(
     foreign = (
         frozenset() if inside else frozenset(name for other in other_sites for name in _names(other)) - own
     )
-    files, skipped = _walk(folder, foreign)
-    matcher = _Matcher(site, channels)
-    cases = matcher.cases(files, folder, skipped) or matcher.series(files, folder, skipped)
+    files, skipped = walk(folder, foreign)
+    matcher = Matcher(site, folder, channels)
+    files = matcher.with_roots(files, skipped)
+    cases = matcher.cases(files, skipped)
+    remarks = matcher.remarks(cases, files)
+    for text in remarks:
+        log.warning("site %s: %s", site.id, text)
+    cases = cases or _series(files, folder, len(site.files.masks), skipped)
     if not cases:
         raise DataError(_nothing(folder, site, files, skipped))
     _refuse_clashes(cases)
     return CaseList(
         folder,
-        tuple(sorted(cases, key=lambda case: case.name)),
-        tuple(sorted(skipped, key=lambda item: item[0])),
+        tuple(sorted(cases, key=lambda case: natural(case.name))),
+        tuple(sorted(skipped, key=lambda item: natural(item[0]))),
+        remarks,
     )
 
 
 def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
-    matcher = _Matcher(site, channels)
     if not volume_suffix(path.name):
         hint = "; give the folder of its series" if is_dicom(path) else ""
         raise DataError(f"{path}: not an image that can be read; expected {READABLE}{hint}")
+    folder = _folder_of(path, site)
+    path = folder / path.absolute().relative_to(folder.absolute())
+    matcher = Matcher(site, folder, channels)
     if matcher.is_mask(path):
         raise DataError(
             f"{path}: a mask or region file according to the patterns of site {site.id}, not an image; "
             "give its image"
         )
-    try:
-        beside = [
-            item for item in sorted(path.parent.iterdir()) if item.is_file() and volume_suffix(item.name)
-        ]
-    except OSError as error:
-        raise DataError(f"{path.parent}: cannot be listed: {error.strerror or error}") from error
-    masks = matcher.index([item for item in beside if item != path and not item.name.startswith(".")])
-    key = matcher.image_key(path)
-    return CaseList(
-        path.parent, (matcher.case(path, stem(path), fold(stem(path)) if key is None else key, masks),)
-    )
+    if folder == path.parent:
+        files = listed(folder, lambda item: is_entry(item) and not item.name.startswith("."))
+    else:
+        files = walk(folder)[0]
+    files = [item for item in matcher.with_roots(files, []) if volume_suffix(item.name) and item != path]
+    found, relative = matcher.image(path), path.relative_to(folder)
+    alone = Match(tuple(fold(part) for part in relative.parts[:-1]), fold(stem(path)))
+    match = alone if found is None else found[1]
+    return CaseList(folder, (matcher.case(path, stem(path), match, matcher.others(files)),))
 
 
-class _Matcher:
-    """The name patterns of one site."""
+def _folder_of(path: Path, site: SiteConfig) -> Path:
+    """Return the folder that a search would have begun in to find an image and what belongs to it."""
+    layers = [(layer.root, layer.pattern) for layer in site.files.masks] + [
+        (site.region.root, site.region.pattern or "")
+    ]
+    roots = [user_path(root) for root, _ in layers if root is not None]
+    patterns = [*site.files.image, *(pattern for _, pattern in layers)]
+    above = path.absolute().parents
+    if roots:
+        return next(
+            (folder for folder in above if any((folder / root).is_dir() for root in roots)), path.parent
+        )
+    depth = max(text.removeprefix("./").removeprefix("**/").count("/") for text in patterns)
+    return above[min(depth, len(above) - 1)] if depth else path.parent
 
-    def __init__(self, site: SiteConfig, channels: int = 1) -> None:
-        patterns = [NamePattern(text) for text in site.files.image]
-        if channels > 1 and len(patterns) != channels:
-            raise ConfigError(
-                f"site {site.id}: the pipeline has {channels} channels, so files.image needs one pattern per "
-                f"channel, got {len(patterns)}: {', '.join(site.files.image)}"
-            )
-        self.images = patterns if channels == 1 else patterns[:1]
-        self.channels = patterns[1:] if channels > 1 else []
-        self.masks = [NamePattern(layer.pattern) for layer in site.files.masks]
-        self.region = NamePattern(site.region.pattern) if site.region.pattern is not None else None
 
-    def image_key(self, path: Path) -> str | None:
-        """Return the case key of an image, or None if no image pattern matches."""
-        keys = (pattern.key(path) for pattern in self.images)
-        return next((key for key in keys if key is not None), None)
+def _series(files: Sequence[Path], folder: Path, layers: int, skipped: list[Skipped]) -> list[Case]:
+    """Return a case for each folder of DICOM slices; their files leave ``skipped``.
 
-    def is_mask(self, path: Path) -> bool:
-        """Return whether a mask pattern or the region's matches."""
-        patterns = [*self.masks, self.region] if self.region else self.masks
-        return any(pattern is not None and pattern.key(path) is not None for pattern in patterns)
-
-    def index(self, paths: Sequence[Path]) -> _Masks:
-        """Return masks and channels by folder, layer and key; the region is layer -1, channels are below."""
-        layers = list(enumerate(self.masks)) + ([(-1, self.region)] if self.region else [])
-        layers += [(-2 - number, pattern) for number, pattern in enumerate(self.channels)]
-        found: _Masks = {}
-        for path in paths:
-            for layer, pattern in layers:
-                key = pattern.key(path)
-                if key is not None:
-                    found.setdefault((path.parent, layer, key), []).append(path)
-        return found
-
-    def case(self, path: Path, name: str, key: str, masks: _Masks) -> Case:
-        """Return the case of an image with the masks that share its folder and key.
-
-        Raises:
-            DataError: two files for one layer.
-        """
-
-        def one(layer: int) -> Path | None:
-            files = masks.get((path.parent, layer, key), [])
-            if len(files) > 1:
-                what, listed = "masks" if layer > -2 else "files", " and ".join(map(str, files))
-                raise DataError(f"two {what} for one layer of {path}: {listed}; rename or remove one")
-            return files[0] if files else None
-
-        layers = tuple(one(layer) for layer in range(len(self.masks)))
-        channels = tuple(one(-2 - number) for number in range(len(self.channels)))
-        return Case(name, path, layers, one(-1), channels)
-
-    def cases(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:
-        """Return the cases among ``files``; the rest goes to ``skipped``."""
-        masks = self.index([path for path in files if volume_suffix(path.name)])
-        cases: list[Case] = []
-        for path in files:
-            if not volume_suffix(path.name):
-                skipped.append((path, f"not {READABLE}"))
-            elif self.is_mask(path):
-                continue
-            elif (key := self.image_key(path)) is None:
-                if any(pattern.key(path) is not None for pattern in self.channels):
-                    continue
-                skipped.append((path, "matches no image pattern of the site"))
-            else:
-                relative = path.relative_to(folder)
-                cases.append(self.case(path, (relative.parent / stem(path)).as_posix(), key, masks))
-        used = {path for case in cases for path in (*case.masks, case.region_mask, *case.channels)}
-        every = {path: layer for (_, layer, _), paths in masks.items() for path in paths}
-        skipped += [
-            (path, "a mask without its image" if layer > -2 else "a further channel without the first")
-            for path, layer in every.items()
-            if path not in used
-        ]
-        return cases
-
-    def series(self, files: Sequence[Path], folder: Path, skipped: list[tuple[Path, str]]) -> list[Case]:
-        """Return a case for each folder of DICOM slices; their files leave ``skipped``.
-
-        Whether the slices of a folder make one volume is found out when it is read.
-        """
-        slices = {path for path in files if not volume_suffix(path.name) and is_dicom(path)}
-        skipped[:] = [item for item in skipped if item[0] not in slices]
-        return [
-            Case(
-                parent.relative_to(folder).as_posix() if parent != folder else folder.resolve().name,
-                parent,
-                (None,) * len(self.masks),
-            )
-            for parent in sorted({path.parent for path in slices})
-        ]
+    Whether the slices of a folder make one volume is found out when it is read.
+    """
+    slices = {path for path in files if not volume_suffix(path.name) and may_be_slice(path)}
+    skipped[:] = [item for item in skipped if item[0] not in slices]
+    return [
+        Case(
+            parent.relative_to(folder).as_posix() if parent != folder else folder.resolve().name,
+            parent,
+            (None,) * layers,
+        )
+        for parent in sorted({path.parent for path in slices}, key=natural)
+    ]
 
 
 def site_folder(volumes: Path, site: SiteConfig) -> Path:
@@ -221,64 +170,13 @@ def _names(site: SiteConfig) -> frozenset[str]:
 
 
 def _site_folder(folder: Path, names: frozenset[str]) -> Path:
-    try:
-        found = [item for item in sorted(folder.iterdir()) if fold(item.name) in names and item.is_dir()]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed: {error.strerror or error}") from error
+    found = listed(folder, lambda item: fold(item.name) in names and item.is_dir())
     if len(found) > 1:
-        listed = " and ".join(item.name for item in found)
+        names_found = " and ".join(item.name for item in found)
         raise DataError(
-            f"{folder}: {listed} are both named after this site; keep one, or give the one to use"
+            f"{folder}: {names_found} are both named after this site; keep one, or give the one to use"
         )
     return found[0] if found else folder
-
-
-def _walk(top: Path, foreign: frozenset[str]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return every file below ``top`` and what was left out; each real folder is read once."""
-    files: list[Path] = []
-    skipped: list[tuple[Path, str]] = []
-    seen: set[Path] = set()
-    folders: list[Path] = [top]
-    links: list[Path] = []
-    while folders or links:
-        folder = folders.pop() if folders else links.pop(0)  # real folders name the cases, links come last
-        real = folder.resolve()
-        if real in seen:
-            skipped.append((folder, "a link to a folder that was read already"))
-            continue
-        seen.add(real)
-        try:
-            entries = sorted(folder.iterdir(), reverse=True)
-        except OSError as error:
-            if folder == top:
-                raise DataError(f"{top}: cannot be listed: {error.strerror or error}") from error
-            skipped.append((folder, f"cannot be listed: {error.strerror or error}"))
-            continue
-        for entry in entries:
-            reason = _reason(entry, foreign)
-            if reason:
-                skipped.append((entry, reason))
-            elif entry.is_file():
-                files.append(entry)
-            else:
-                (links if entry.is_symlink() else folders).append(entry)
-    return sorted(files), skipped
-
-
-def _reason(entry: Path, foreign: frozenset[str]) -> str:
-    """Return why a file or folder is left out, or ``""``."""
-    if entry.name.startswith("."):
-        return "hidden"
-    try:
-        if entry.is_file():
-            return ""
-        if not entry.is_dir():
-            return "a broken link, or not a regular file"
-        if fold(entry.name) in foreign:
-            return "the folder of another site"
-        return "a folder of results" if (entry / "run.json").is_file() else ""
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
 
 
 def _refuse_clashes(cases: Sequence[Case]) -> None:
@@ -306,7 +204,8 @@ def _nothing(
         volume_suffix(path.name).lower() or path.suffix.lower() or "no extension" for path in files
     )
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    names = ", ".join(path.relative_to(folder).as_posix() for path in files[:3])
+    inside = [path for path in files if path.is_relative_to(folder)]
+    names = ", ".join(path.relative_to(folder).as_posix() for path in inside[:3])
     hint = (
         f"; none of these has the mark of a DICOM file; convert them to {READABLE}"
         if set(kinds) <= {".dcm", ".ima"}

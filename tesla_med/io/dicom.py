@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
+from tesla_med.io.fetched import check_fetched, unfetched
 from tesla_med.io.geometry import RawImage, check_affine
 
 _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
@@ -37,9 +38,24 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
+def may_be_slice(path: Path) -> bool:
+    """Return whether a file has the mark of DICOM, or would have it if its content were there."""
+    return is_dicom(path) or (path.suffix.lower() in (".dcm", ".ima") and bool(unfetched(path)))
+
+
 def dicom_files(folder: Path) -> list[Path]:
-    """Return the DICOM files directly in a folder, by name."""
-    return [item for item in sorted(folder.iterdir()) if item.is_file() and is_dicom(item)]
+    """Return the DICOM files directly in a folder, by name.
+
+    Raises:
+        DataError: the content of one was not fetched.
+    """
+    files = [item for item in sorted(folder.iterdir()) if not item.name.startswith(".")]
+    found = [item for item in files if is_dicom(item)]
+    endings = {item.suffix.lower() for item in found} | {".dcm", ".ima"}
+    for item in files:
+        if item.suffix.lower() in endings:
+            check_fetched(item)
+    return found
 
 
 def read_dicom(folder: Path) -> RawImage:

@@ -1,4 +1,4 @@
-"""Write files whole or not at all, hash them, and lock an output folder."""
+"""Write files whole or not at all, and hash them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.errors import DataError, OutputError
+from tesla_med.io.fetched import check_fetched
 
-LOCK_NAME = ".tesla-med.lock"
 TEMPORARY = ".tmp-"
 """How the names of half-written files begin."""
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
@@ -109,9 +109,10 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of the files in a folder by name, as 64 hexadecimal digits.
 
     Raises:
-        DataError: a file cannot be read.
+        DataError: a file cannot be read, or its content was not fetched.
     """
     digest = hashlib.sha256()
+    check_fetched(path)
     if Path(path).is_dir():
         for item in sorted(Path(path).iterdir()):
             if item.is_file():
@@ -134,34 +135,6 @@ def sha256_of(paths: Sequence[Path]) -> str:
     """
     hashes = [sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
-
-
-@contextmanager
-def output_lock(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for one run; the folder is created if missing.
-
-    The lock goes with the process, so a run that was killed leaves nothing to clean up.
-
-    Raises:
-        OutputError: another run holds the folder, or it cannot be written.
-    """
-    from filelock import FileLock, Timeout
-
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(folder / LOCK_NAME), timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise OutputError(
-            f"{folder}: another run is writing here; wait for it to end or choose another output folder"
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        raise OutputError(f"{folder}: the output folder cannot be locked for writing: {error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _flush(path: Path) -> None:

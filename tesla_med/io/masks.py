@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from tesla_med.errors import DataError
-from tesla_med.io.volumes import VOLUME_SUFFIXES, stem
+from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
+from tesla_med.io.walk import walk
 
 SUFFIX_PARTS = frozenset(
     (
@@ -33,7 +34,7 @@ SUFFIX_PARTS = frozenset(
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
-    """Return every image file below ``folder`` by :func:`mask_name`, hidden ones left out.
+    """Return every image file that :func:`tesla_med.io.walk.walk` finds, by :func:`mask_name`, in its order.
 
     Raises:
         DataError: no folder, no such file in it, or two files with one name.
@@ -42,12 +43,10 @@ def find_masks(folder: Path) -> dict[str, Path]:
         what = "it is a file" if folder.exists() else "it does not exist"
         raise DataError(f"{folder}: expected a folder of masks; {what}")
     found: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if hidden or not path.is_file() or not path.name.lower().endswith(VOLUME_SUFFIXES):
+    for path in walk(folder)[0]:
+        if not volume_suffix(path.name):
             continue
-        name = mask_name(relative)
+        name = mask_name(path.relative_to(folder))
         found[name] = _more_mask_like(found[name], path, name) if name in found else path
     if not found:
         raise DataError(f"{folder}: no mask found; looked for {', '.join(VOLUME_SUFFIXES)} in it and below")

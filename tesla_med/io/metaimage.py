@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tesla_med.errors import DataError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.geometry import RawImage, check_affine
 from tesla_med.io.nifti import one_of_series, three_dimensions
 
@@ -87,7 +88,7 @@ def _held_by_metaimage(content: bytes, path: Path) -> int | None:
     name = fields.get("elementdatafile", "LIST")
     if fields.get("binarydata", "true").lower() == "false" or name.upper().startswith("LIST") or "%" in name:
         return None
-    data = content[position:] if name.upper() == "LOCAL" else (path.parent / name).read_bytes()
+    data = content[position:] if name.upper() == "LOCAL" else _beside(path, name)
     if fields.get("compresseddata", "false").lower() == "true":
         return _unpacked(data, path)
     skipped = fields.get("headersize", "")
@@ -104,11 +105,17 @@ def _held_by_nrrd(content: bytes, path: Path) -> int | None:
         return None
     if name is not None and (name.upper().startswith("LIST") or "%" in name):
         return None
-    data = content[end + length :] if name is None else (path.parent / name).read_bytes()
+    data = content[end + length :] if name is None else _beside(path, name)
     encoding = fields.get("encoding", "").lower()
     if encoding in ("gzip", "gz"):
         return _unpacked(data, path)
     return len(data) if encoding == "raw" else None
+
+
+def _beside(path: Path, name: str) -> bytes:
+    data = path.parent / name
+    check_fetched(data)
+    return data.read_bytes()
 
 
 def _unpacked(data: bytes, path: Path) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tesla_med.errors import DataError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.patterns import fold
 from tesla_med.io.tiles import find_tiles
 from tesla_med.types import Record
@@ -32,6 +33,7 @@ class TileTable(Record):
 
 def _rows(path: Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns and rows of a CSV in which no tile comes twice."""
+    check_fetched(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected a CSV with columns {', '.join(needed)}")
     try:
@@ -180,3 +182,9 @@ def _site_folders(record: Path, classes: Sequence[str]) -> dict[str, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {folder: classes.index(name) for folder, name in pairs if name in classes}
+
+
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a ``predictions.csv``."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        yield from csv.DictReader(stream)

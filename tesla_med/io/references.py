@@ -34,11 +34,9 @@ def read_reference(case: Case, site_files: Files, volume: Volume, classes: Seque
     """
     if not case.masks or len(case.masks) != len(site_files.masks):
         raise DataError(f"case {case.name}: the site names no reference masks for it")
-    missing = [
-        layer.pattern for layer, path in zip(site_files.masks, case.masks, strict=True) if path is None
-    ]
+    missing = [layer.where for layer, path in zip(site_files.masks, case.masks, strict=True) if path is None]
     if missing:
-        raise DataError(f"case {case.name}: no reference file beside {case.image} for {', '.join(missing)}")
+        raise DataError(f"case {case.name}: no reference file for {case.image} matches {', '.join(missing)}")
     ignored = np.zeros(volume.shape, np.bool_)
     layers = [
         _read_layer(path, layer, volume, case, ignored)
@@ -66,7 +64,7 @@ def read_region_mask(case: Case, volume: Volume) -> BoolArray:
     """
     if case.region_mask is None:
         raise DataError(
-            f"case {case.name}: the site's region comes from a mask, but there is none beside {case.image}; "
+            f"case {case.name}: the site's region comes from a mask, but there is none for {case.image}; "
             "add the file, or choose another region: --set site.region.kind=square or point"
         )
     mask, affine = read_mask(case.region_mask)

@@ -15,11 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tesla_med.config.models import Preprocessing
 from tesla_med.errors import DataError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.patterns import fold
+from tesla_med.io.walk import listed, walk
 
 TILE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 UNLABELLED = -1
+
+
+def reading(of: Preprocessing) -> dict[str, Any]:
+    """Return how tiles are to be read: what :func:`tesla_med.prepare.tiles.load_batch` takes."""
+    return {
+        "normalise": of.stain_normalisation,
+        "least_tissue": of.least_tissue,
+        "least_side": of.least_side,
+    }
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ def read_tile(path: Path, least_side: int = 1) -> Picture:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     path = Path(path)
+    check_fetched(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -122,7 +135,7 @@ class TileSet:
 
     Attributes:
         folder: the folder that names are relative to.
-        paths: sorted.
+        paths: in natural order, class by class.
         labels: (n,) class values, ``UNLABELLED`` where the folder of a tile is not a class.
         skipped: how many files or folders were left out, by reason.
     """
@@ -160,10 +173,10 @@ def find_tiles(volumes: Path, folders: dict[str, int]) -> TileSet:
     classes = {fold(name): value for name, value in folders.items()}
     skipped: Counter[str] = Counter()
     found: list[tuple[Path, int]] = []
-    present = [item for item in sorted(volumes.iterdir()) if item.is_dir() and fold(item.name) in classes]
-    if present:
-        others = [item for item in volumes.iterdir() if item.is_dir() and fold(item.name) not in classes]
-        skipped.update({f"folder {item.name}: no class of the site": _count(item) for item in others})
+    below = listed(volumes)
+    if present := [item for item in below if fold(item.name) in classes]:
+        others = [item for item in below if item not in present and not item.name.startswith(".")]
+        skipped.update({f"folder {item.name}: no class of the site": len(walk(item)[0]) for item in others})
         for item in present:
             found += [(path, classes[fold(item.name)]) for path in _tiles(item, skipped)]
     else:
@@ -180,16 +193,9 @@ def find_tiles(volumes: Path, folders: dict[str, int]) -> TileSet:
 
 
 def _tiles(folder: Path, skipped: Counter[str]) -> list[Path]:
-    paths = []
-    for path in sorted(folder.rglob("*")):
-        if path.name.startswith(".") or not path.is_file():
-            continue
-        if path.suffix.lower() in TILE_SUFFIXES:
-            paths.append(path)
-        else:
-            skipped[f"not {', '.join(TILE_SUFFIXES)}"] += 1
+    files, left_out = walk(folder)
+    skipped.update(reason for _, reason in left_out)
+    paths = [path for path in files if path.suffix.lower() in TILE_SUFFIXES]
+    if others := len(files) - len(paths):
+        skipped[f"not {', '.join(TILE_SUFFIXES)}"] += others
     return paths
-
-
-def _count(folder: Path) -> int:
-    return sum(path.is_file() for path in folder.rglob("*"))

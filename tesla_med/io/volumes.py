@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import write_bytes
 from tesla_med.io.geometry import Affine, Grid, RawImage, grid_difference, spacing_of
 from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
@@ -248,6 +249,7 @@ def save_image(
 
 
 def _read(path: Path, index: int | None = None) -> RawImage:
+    check_fetched(path)
     suffix = volume_suffix(path.name).lower()
     if suffix.startswith(".nii"):
         return read_nifti(path, index)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tesla_med import __version__
 from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import write_bytes, write_json
 from tesla_med.prepare.acquisition import Acquisition
 from tesla_med.types import Record
@@ -137,6 +138,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: missing, another suffix, damaged, a file that would run code, or no one state dict.
     """
+    check_fetched(path, CheckpointError)
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; give a {' or '.join(SUFFIXES)} file with --weights")
     if path.suffix.lower() not in SUFFIXES:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read_card, read_state
@@ -65,12 +66,12 @@ def weights_path(weights: str | Path | None, site: SiteConfig) -> Path:
         CheckpointError: neither is there.
     """
     if weights is not None:
-        return Path(weights)
+        return user_path(weights)
     if site.weights is None:
         raise CheckpointError(
             f"no weights: give --weights FILE, or 'weights' in the configuration of site {site.id!r}"
         )
-    return Path(site.weights)
+    return user_path(site.weights)
 
 
 def _check_classes(card: ModelCard, pipeline: PipelineConfig, path: Path) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tesla_med.config.models import Intensity, LabelClass, PipelineConfig, Protocol
+from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import atomic_path, sha256, write_json
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.moments import PIXELS_PER_SLICE, SourceStatistics
@@ -92,7 +94,7 @@ def statistics_for(
                 f"were given ({given}); leave --statistics out, or choose Y-O or Y-M"
             )
         return None
-    path = statistics_path(weights) if given is None else Path(given)
+    path = statistics_path(weights) if given is None else user_path(given)
     moments, card = load_statistics(path)
     if card.weights_sha256 != weights_sha256:
         raise CheckpointError(
@@ -151,6 +153,7 @@ def load_statistics(path: Path) -> tuple[SourceStatistics, StatisticsCard]:
     from safetensors.torch import load_file
 
     hint = "make them with 'tesla-med statistics'"
+    check_fetched(path, CheckpointError)
     if not path.is_file():
         raise CheckpointError(f"no source statistics at {path}; {hint}")
     try:

@@ -6,7 +6,6 @@ that local ones can be loaded.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med.config.models import Section
+from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError
+from tesla_med.io.fetched import check_fetched
 from tesla_med.models.base import MODELS, Network
 
 
@@ -67,7 +68,8 @@ def _start_from(network: nn.Module, weights: str | None, head: str) -> None:
     """
     if weights is None:
         return
-    path = Path(weights)
+    path = user_path(weights)
+    check_fetched(path, CheckpointError)
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such file; leave out model.params.weights to start from random weights"

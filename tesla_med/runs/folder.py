@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from tesla_med.config.models import GuardConfig, PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
-from tesla_med.io.files import LOCK_NAME, TEMPORARY, write_json
+from tesla_med.io.files import TEMPORARY, write_json
+from tesla_med.io.locks import LOCK_NAMES
 from tesla_med.records import ItemResult
 from tesla_med.runs.state import StateStore
 
@@ -102,7 +103,7 @@ class RunFolder:
             raise OutputError("give either --resume or --overwrite, not both")
         if self.out.exists() and not self.out.is_dir():
             raise OutputError(f"{self.out}: is a file, not a folder; choose another --out")
-        content = [item for item in self._content() if item.name != LOCK_NAME]
+        content = [item for item in self._content() if item.name not in LOCK_NAMES]
         if content and not self._is_run():
             names = ", ".join(sorted(item.name for item in content)[:5])
             raise OutputError(

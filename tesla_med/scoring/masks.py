@@ -75,7 +75,7 @@ class EvaluationResult(Record):
     """Every pair that was found, and every file that has no partner.
 
     Attributes:
-        cases: the pairs, by name.
+        cases: the pairs, in natural order of their names.
         only_predictions: names (relative, without suffix) that have no reference.
         only_references: names that have no prediction.
         files: those written.
@@ -194,8 +194,9 @@ def evaluate_masks(
     if (predictions / "masks" / LABELS_FILE).is_file():
         predictions = predictions / "masks"
     ours, theirs = find_masks(predictions), find_masks(references)
-    common = sorted(ours.keys() & theirs.keys())
-    only = [tuple(sorted(first.keys() - second.keys())) for first, second in ((ours, theirs), (theirs, ours))]
+    common = [name for name in ours if name in theirs]
+    pairs = (ours, theirs), (theirs, ours)
+    only = [tuple(name for name in first if name not in second) for first, second in pairs]
     if not common or (strict and any(only)):
         raise DataError(_unmatched(predictions, references, common, only[0], only[1]))
     if classes is None:

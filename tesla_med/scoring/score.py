@@ -110,10 +110,10 @@ def parted(reference: IntArray) -> tuple[IntArray, BoolArray | None]:
 
 def incomplete(case: Case, site: SiteConfig) -> str:
     """Return which layers of a reference have no file, in words; "" where all have one or none has."""
-    layers = [layer.pattern for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None]
+    layers = [layer.where for layer, mask in zip(site.files.masks, case.masks, strict=True) if mask is None]
     if not layers or len(layers) == len(case.masks):
         return ""
-    return f"reference incomplete: nothing matches {', '.join(layers)} beside {case.image}"
+    return f"reference incomplete: nothing matches {', '.join(layers)} for {case.image}"
 
 
 def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tesla_med.tasks.labelled import LabelledSource
 
 TASKS: Registry[type[Task]] = Registry("task", "tesla_med.tasks", "tesla_med.tasks")
+CASE_ORDER = "natural order of names, folder by folder: P1, P2, P10"
 OPTIONS: Mapping[str, str] = {
     "guard": "the guard (--guard, guard.enabled)",
     "recalibrate": "recalibrate",
@@ -244,6 +245,7 @@ class Task(ABC):
     def account(self, items: Items, results: Sequence[Any]) -> dict[str, Any]:
         """Return what run.json says of the items."""
         return {
+            "order": CASE_ORDER,
             "skipped": [{"file": path.name, "reason": reason} for path, reason in items.skipped],
             "cases": [item.brief() for item in results],
         }

@@ -16,6 +16,7 @@ from torch import Tensor
 from tesla_med.augment.families import FAMILIES
 from tesla_med.augment.randomise import randomise, restyle
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.resolve import other_sites
 from tesla_med.errors import DataError
 from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
 from tesla_med.scoring.metrics import dice
@@ -131,9 +132,7 @@ def load_labelled(
     found = [
         (site, case)
         for site in sites
-        for case in find_cases(
-            volumes, site, [other for other in sites if other.id != site.id], pipeline.channels
-        ).cases
+        for case in find_cases(volumes, site, [*other_sites(site), *sites], pipeline.channels).cases
     ]
     result = LabelledSlices([], [], pipeline.train.foreground_fraction, len(pipeline.classes))
     kept = 0.0

@@ -15,10 +15,9 @@ from tesla_med.augment.training import TILE_FAMILIES
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.cases import site_folder
-from tesla_med.io.tiles import UNLABELLED, TileSet, find_tiles
+from tesla_med.io.tiles import UNLABELLED, TileSet, find_tiles, reading
 from tesla_med.prepare.tiles import stream
 from tesla_med.tasks.labelled import LabelledSource, Part
-from tesla_med.tasks.tiles import reading
 from tesla_med.types import Progress
 
 Vary = Callable[[Tensor, torch.Generator], Tensor]
@@ -144,7 +143,7 @@ def load_tiles(
     for site, tiles in zip(sites, sets, strict=True):
         kept = np.flatnonzero(tiles.labels != UNLABELLED).tolist()
         every = tiles.names
-        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, **reading(pipeline)):
+        for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, **reading(pipeline.preprocessing)):
             images += list((255 * batch.images).round().to(torch.uint8))
             labels += [index[int(tiles.labels[position])] for position in batch.index]
             names += [f"{site.id}/{every[int(position)]}" for position in batch.index]

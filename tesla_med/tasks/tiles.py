@@ -6,7 +6,6 @@ be no batch of the site.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.config.models import Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.files import sha256
-from tesla_med.io.tiles import TileSet, find_tiles, read_tile
+from tesla_med.io.predictions import read_rows
+from tesla_med.io.tiles import TileSet, find_tiles, read_tile, reading
 from tesla_med.records import TileResult
 from tesla_med.runs.folder import DONE_FOLDER, RunFolder
 from tesla_med.scoring.tables import TABLE
@@ -36,22 +36,6 @@ if TYPE_CHECKING:
     from tesla_med.tasks.labelled import LabelledSource
 
 Probs = npt.NDArray[np.float32]
-
-
-def reading(pipeline: PipelineConfig) -> dict[str, Any]:
-    """Return how a pipeline wants tiles read: what :func:`tesla_med.prepare.tiles.load_batch` takes."""
-    of = pipeline.preprocessing
-    return {
-        "normalise": of.stain_normalisation,
-        "least_tissue": of.least_tissue,
-        "least_side": of.least_side,
-    }
-
-
-def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a ``predictions.csv``."""
-    with path.open(encoding="utf-8", newline="") as stream:
-        yield from csv.DictReader(stream)
 
 
 @dataclass(frozen=True)
@@ -120,7 +104,7 @@ class Tiles(Task):
                 f"pipeline {self.pipeline.name!r}: preprocessing.size must say how large tiles are"
             )
         self.size = size
-        self._demands = reading(self.pipeline)
+        self._demands = reading(self.pipeline.preprocessing)
         self.class_names = {item.value: item.name for item in self.pipeline.classes}
         self.order = {item.name: position for position, item in enumerate(self.pipeline.classes)}
 
@@ -322,6 +306,7 @@ class Tiles(Task):
         remarks = Counter(text for item in results for text in item.notes)
         failed = {item.case: item.reason for item in results if item.status == "failed"}
         return {
+            "order": "batches in an order drawn by the seed",
             "skipped": items.content.skipped,
             "tiles_read_with_remarks": dict(remarks),
             "failed": dict(sorted(failed.items())),

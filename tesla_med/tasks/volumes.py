@@ -87,7 +87,8 @@ class Volumes(Task):
     def find(self, volumes: Path, others: Sequence[SiteConfig]) -> Items:
         """Return the cases of the site; see :func:`tesla_med.io.cases.find_cases`."""
         found = find_cases(volumes, self.site, others, self.pipeline.channels)
-        return Items(found.folder, tuple(case.name for case in found.cases), found.skipped, found.cases)
+        names = tuple(case.name for case in found.cases)
+        return Items(found.folder, names, found.skipped, found.cases, found.remarks)
 
     def refs(self, items: Items, seed: int, size: int) -> Sequence[Ref]:
         """Return the cases in order."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.engine.signals import ZOOMS, zoomed_mask
 from tesla_med.models.base import Network, default_device, to_model_range
 from tesla_med.models.loading import load_model
@@ -98,13 +99,13 @@ def compute_statistics(
         DataError: no labelled case or tile.
         OutputError: the files cannot be written.
     """
-    target = default_device(device)
+    target, weights = default_device(device), user_path(weights)
     loaded = load_model(weights, pipeline)
     model = loaded.model.to(target)
     task = task_of(loaded.pipeline)(sites[0], loaded.pipeline)
-    every = task.labelled(sites, Path(volumes), progress).every()
+    every = task.labelled(sites, user_path(volumes), progress).every()
     statistics = measure(model, every, loaded.pipeline, seed, progress)
-    path = out or statistics_path(weights)
+    path = statistics_path(weights) if out is None else user_path(out)
     count = len(every.names), every.images
     known = intensities(every, loaded.pipeline)
     card = make_statistics_card(weights, loaded.pipeline, every.sites, *count, statistics, seed, known)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
-from tesla_med.io.files import LOCK_NAME, output_lock, write_json
+from tesla_med.io.files import write_json
+from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.models.base import build_model, default_device
 from tesla_med.models.checkpoint import (
     SOURCE_DICE,
@@ -123,13 +125,13 @@ def train_source(
         TeslaMedError: the loss is no longer finite.
     """
     start = time.perf_counter()
-    pipeline = _scaled(pipeline)
+    pipeline, out = _scaled(pipeline), user_path(out)
     target = default_device(device)
     _check_folder(out, resume, overwrite)
     with _own_randomness(target, seed):
         build_model(pipeline)  # wrong parameters are found before anything is read or replaced
     task = task_of(pipeline)(sites[0], pipeline)
-    data = task.labelled(sites, Path(volumes), progress)
+    data = task.labelled(sites, user_path(volumes), progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
@@ -202,7 +204,7 @@ def _check_folder(out: Path, resume: bool, overwrite: bool) -> None:
         raise OutputError("give either resume or overwrite, not both")
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out}: expected a folder, found a file; choose another output folder")
-    used = out.is_dir() and any(item.name not in (LOCK_NAME, "tensorboard") for item in out.iterdir())
+    used = any(item.name != "tensorboard" for item in in_folder(out))
     known = used and any((out / name).exists() for name in OWN_FILES)
     if used and not known:
         raise OutputError(

@@ -265,6 +265,7 @@ def test_every_fault_is_named_at_once(folder):
         ("- a\n- b\n", "expected a mapping of keys to values, got list"),
         ("", "got NoneType"),
         ("1: a\n", "expected a mapping"),
+        ("on: a\n", "quotes"),
         ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
     ],
 )

@@ -216,8 +216,8 @@ def test_link_loops_end_and_each_folder_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "0link").symlink_to(tmp_path / "a", target_is_directory=True)
     (tmp_path / "Case9.nii.gz").symlink_to(tmp_path / "gone.nii.gz")
     cases = find_cases(tmp_path, site())
-    assert found(cases) == ["a/Case1"]
-    assert set(reasons(cases)) == {"a/loop", "0link", "Case9.nii.gz"}
+    assert found(cases) == ["a/Case1", "Case9"]  # what is missing fails by name when it is read
+    assert set(reasons(cases)) == {"a/loop", "0link"}
 
 
 def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tesla_med.errors import DataError, OutputError
-from tesla_med.io.files import atomic_path, output_lock, sha256, write_bytes, write_json, write_text
+from tesla_med.io.files import atomic_path, sha256, write_bytes, write_json, write_text
+from tesla_med.io.locks import output_lock
 
 
 def names(folder: Path) -> list[str]:
@@ -124,7 +125,7 @@ def test_lock_refuses_a_second_run_and_is_released(tmp_path: Path) -> None:
 
 def test_lock_holds_between_processes_and_ends_with_them(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from tesla_med.io.files import output_lock\n"
+        "import sys, time; from pathlib import Path; from tesla_med.io.locks import output_lock\n"
         "with output_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen(  # noqa: S603 - our own script

@@ -262,7 +262,7 @@ def test_refusals_without_a_trace(volumes, weights, tmp_path):
 
 
 def test_two_runs_in_one_folder(volumes, weights, tmp_path):
-    from tesla_med.io.files import output_lock
+    from tesla_med.io.locks import output_lock
 
     out = tmp_path / "out"
     with output_lock(out), pytest.raises(OutputError, match="another run"):

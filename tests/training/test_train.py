@@ -13,7 +13,7 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
-from tesla_med.io.files import output_lock
+from tesla_med.io.locks import output_lock
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import read_card, steadiness_of
 from tesla_med.models.loading import load_model

@@ -1,0 +1,81 @@
+"""Hold an output folder for one run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tesla_med.errors import OutputError
+
+log = logging.getLogger(__name__)
+LOCK_NAME = ".tesla-med.lock"
+LOCK_FILE_NAME = ".tesla-med.lock-file"
+"""Stands for a lock where the file system has none."""
+LOCK_NAMES = (LOCK_NAME, LOCK_FILE_NAME)
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, 524}  # 524: ENOTSUPP of the kernel, as on NFS
+
+
+@contextmanager
+def output_lock(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for one run; the folder is created if missing.
+
+    The lock goes with the process, so a run that was killed leaves nothing to clean up. Where the file system
+    has no locks, a file takes their place, which a run that was killed may leave behind.
+
+    Raises:
+        OutputError: another run holds the folder, or it cannot be written.
+    """
+    from filelock import Timeout
+
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _acquired(folder)
+    except Timeout as error:
+        left = folder / LOCK_FILE_NAME
+        stale = (
+            f"; where none is, remove {left}, which a killed run left"
+            if left == Path(error.lock_file)
+            else ""
+        )
+        raise OutputError(
+            f"{folder}: another run is writing here; wait for it to end or choose another output folder"
+            f"{stale}"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise OutputError(f"{folder}: the output folder cannot be locked for writing: {error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """Return what an output folder holds beside a lock; nothing where there is no such folder."""
+    there = folder.iterdir() if folder.is_dir() else ()
+    return [item for item in there if item.name not in LOCK_NAMES]
+
+
+def _acquired(folder: Path) -> Any:
+    """Return a lock that is held: the system's, or a file where its file system has none."""
+    from filelock import FileLock, SoftFileLock
+
+    lock = FileLock(str(folder / LOCK_NAME), timeout=0)
+    try:
+        lock.acquire()
+        return lock
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+    log.warning(
+        "the file system of the output folder has no locks: while a run is active the file %s takes their "
+        "place, which does not see runs of machines that have locks there",
+        LOCK_FILE_NAME,
+    )
+    lock = SoftFileLock(str(folder / LOCK_FILE_NAME), timeout=0)
+    lock.acquire()
+    return lock

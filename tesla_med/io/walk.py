@@ -1,0 +1,100 @@
+"""Go through a folder: the one rule by which every command finds files, and the order it takes them in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePath
+
+from tesla_med.errors import DataError
+from tesla_med.io.patterns import fold
+
+Skipped = tuple[Path, str]
+
+
+def natural(name: str | PurePath) -> tuple[object, ...]:
+    """Return a key that sorts names as people do, folder by folder: P1, P2, P10, whatever their case."""
+    parts = PurePath(name).parts
+    return (tuple(_numbered(fold(part)) for part in parts), str(name))
+
+
+def _numbered(text: str) -> tuple[object, ...]:
+    """Return texts and numbers in turn."""
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", text)))
+
+
+def walk(top: Path, foreign: Collection[str] = ()) -> tuple[list[Path], list[Skipped]]:
+    """Return every file below ``top``, in natural order, and what was left out with the reason.
+
+    Hidden files and folders, folders of results and ``foreign`` ones are left out. A link that leads
+    nowhere is a file, so that whoever needs it says what is missing. Each real folder is read once,
+    linked ones last: real folders name what is found.
+
+    Args:
+        top: a folder.
+        foreign: folded names of folders below it that belong to something else.
+
+    Raises:
+        DataError: ``top`` cannot be listed.
+    """
+    files: list[Path] = []
+    skipped: list[Skipped] = []
+    seen: set[Path] = set()
+    folders: list[Path] = [top]
+    links: list[Path] = []
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        real = folder.resolve()
+        if real in seen:
+            skipped.append((folder, "a link to a folder that was read already"))
+            continue
+        seen.add(real)
+        try:
+            entries = sorted(folder.iterdir(), key=natural, reverse=True)
+        except OSError as error:
+            if folder == top:
+                raise DataError(f"{top}: cannot be listed: {error.strerror or error}") from error
+            skipped.append((folder, f"cannot be listed: {error.strerror or error}"))
+            continue
+        for entry in entries:
+            reason = _reason(entry, foreign)
+            if reason:
+                skipped.append((entry, reason))
+            elif is_entry(entry):
+                files.append(entry)
+            else:
+                (links if entry.is_symlink() else folders).append(entry)
+    return sorted(files, key=natural), sorted(skipped, key=lambda item: natural(item[0]))
+
+
+def is_entry(path: Path) -> bool:
+    """Whether a path is a file, or a link that leads nowhere."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _reason(entry: Path, foreign: Collection[str]) -> str:
+    """Return why a file or folder is left out, or ``""``."""
+    if entry.name.startswith("."):
+        return "hidden"
+    try:
+        if is_entry(entry):
+            return ""
+        if not entry.is_dir():
+            return "not a regular file"
+        if fold(entry.name) in foreign:
+            return "the folder of another site"
+        return "a folder of results" if (entry / "run.json").is_file() else ""
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def listed(folder: Path, keep: Callable[[Path], bool] = Path.is_dir) -> list[Path]:
+    """Return what lies directly in a folder and is kept, in natural order.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    try:
+        return sorted((item for item in folder.iterdir() if keep(item)), key=natural)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed: {error.strerror or error}") from error
