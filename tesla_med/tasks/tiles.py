@@ -22,7 +22,7 @@ from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.files import sha256
 from tesla_med.io.tiles import TileSet, find_tiles, read_tile
-from tesla_med.records import TileResult
+from tesla_med.records import Predicted, TileResult
 from tesla_med.runs.folder import DONE_FOLDER, RunFolder
 from tesla_med.scoring.tables import TABLE
 from tesla_med.tasks.base import TASKS, Task
@@ -290,9 +290,15 @@ class Tiles(Task):
             raise OutputError(f"{folder.out}: holds no records of its tiles; run it again with --overwrite")
         return found
 
+    def predicted(self, results: Sequence[Any]) -> Predicted:
+        """Return how many tiles each model gives each class."""
+        from tesla_med.scoring.predicted import predicted_tiles
+
+        return predicted_tiles(results, self.pipeline)
+
     def account_again(self, content: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-        """Return nothing: run.json says the same of tiles that were read, whichever model classified them."""
-        return {}
+        """Return the predicted classes: all else is the same, whichever model classified the tiles."""
+        return self.counted(results)
 
     def account(self, items: Items, results: Sequence[Any]) -> dict[str, Any]:
         """Return what run.json says of the tiles: what was left out, read with remarks or not read."""
@@ -303,6 +309,7 @@ class Tiles(Task):
             "tiles_read_with_remarks": dict(remarks),
             "failed": dict(sorted(failed.items())),
             "diverged": sum(item.status == "collapsed" for item in results),
+            **self.counted(results),
         }
 
     def counts(self, results: Sequence[Any]) -> list[Mapping[str, Any]]:
