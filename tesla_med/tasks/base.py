@@ -33,6 +33,7 @@ OPTIONS: Mapping[str, str] = {
     "uncertainty": "--save-uncertainty",
     "reset-case": "--reset case",
     "rollback": "rollback",
+    "single": "rollback --case",
     "empty": "--empty one",
     "figures": "figures of a comparison",
     "classes": "a list of classes",
@@ -40,6 +41,10 @@ OPTIONS: Mapping[str, str] = {
     "values": "--values",
 }
 """What a task may honour, and how a user asks for it."""
+
+
+ROLLED_BACK = "rolled back to"
+"""Begins the reason of a result that was undone."""
 
 
 class Task(ABC):

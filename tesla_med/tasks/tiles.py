@@ -25,7 +25,7 @@ from tesla_med.io.tiles import TileSet, find_tiles, read_tile
 from tesla_med.records import Predicted, TileResult
 from tesla_med.runs.folder import DONE_FOLDER, RunFolder
 from tesla_med.scoring.tables import TABLE
-from tesla_med.tasks.base import TASKS, Task
+from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
 from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, Unit, Used
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Tiles(Task):
         "probs": "predictions.csv holds the probabilities of every tile",
         "uncertainty": "predictions.csv holds the entropy of every tile",
         "reset-case": "the state is not reset for single tiles; use site or never",
+        "single": "a tile shares its batch's state; use rollback --to-case source",
         "guard": "it compares masks; leave it out",
         "keep-largest": "it applies to masks only; leave it out",
         "recalibrate": "it compares masks; leave it out",
@@ -264,7 +265,7 @@ class Tiles(Task):
             else replace(
                 record,
                 used="source",
-                reason=f"rolled back to {where}",
+                reason=f"{ROLLED_BACK} {where}",
                 probs=record.probs_source,
                 correct=record.correct_source,
             )
