@@ -217,4 +217,4 @@ class _Run:
         self.folder.write_manifest(plan.settings(), manifest, complete=True)
         self.folder.states.clear()
         outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
-        return SiteResult(*outcome, task.metric, diverged, units, broken)
+        return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))

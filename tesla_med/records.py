@@ -64,7 +64,7 @@ class CaseResult(Record):
     ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
     adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
     ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
-    was chosen for the case.
+    was chosen for the case; ``slices``, ``voxels``: of the image.
     """
 
     case: str
@@ -80,6 +80,7 @@ class CaseResult(Record):
     reason: str = ""
     seconds: float = 0.0
     slices: int = 0
+    voxels: int = 0
     input_sha256: str = ""
     entropy: float | None = None
     entropy_source: float | None = None
@@ -239,6 +240,20 @@ class ItemResult(Protocol):
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """How often each class is predicted.
+
+    Attributes:
+        counts: by name of a class and model (``source``, ``adapted``) the tiles, or the cases that hold it;
+            of cases also ``voxels_source`` and ``voxels_adapted``.
+        remarks: classes that are never predicted, or nearly always, in words.
+    """
+
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SiteResult:
     """Outcome of a run.
 
@@ -253,6 +268,7 @@ class SiteResult:
             finite.
         units: how many units the run had.
         reports_failed: reports that could not be made, with the reason.
+        predicted: how often each class is predicted.
     """
 
     out: Path
@@ -264,6 +280,7 @@ class SiteResult:
     diverged: int = 0
     units: int = 0
     reports_failed: Mapping[str, str] = field(default_factory=dict)
+    predicted: Predicted = Predicted()
 
     @property
     def failed(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Undo the adaptation of a run: back to a case, or to the source model."""
+"""Undo the adaptation of a run: back to a case, to the source model, or in single cases."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
-from tesla_med.errors import OutputError
+from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.reports.base import REPORTS, Reports, RunContext
 from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
 from tesla_med.runs.weights import go_back
-from tesla_med.tasks.base import Task, task_of
+from tesla_med.scoring.text import some
+from tesla_med.tasks.base import ROLLED_BACK, Task, task_of
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Rollback:
 
     Attributes:
         out: the run.
-        kept: cases or tiles whose results stay as they are.
-        undone: those whose results are the source model's now.
+        kept: cases or tiles whose results are still as the run made them.
+        undone: those whose results this call made the source model's.
         weights: the weights that are current now; None where they are the source's.
         reports_failed: reports that could not be made anew, with the reason.
+        back: all whose results are the source model's by this call or an earlier one.
     """
 
     out: Path
@@ -37,10 +39,11 @@ class Rollback:
     undone: tuple[str, ...]
     weights: Path | None
     reports_failed: Mapping[str, str] = field(default_factory=dict)
+    back: tuple[str, ...] = ()
 
 
-def rollback(run: str | Path, to_case: int | str) -> Rollback:
-    """Undo what a run adapted after its first ``to_case`` cases.
+def rollback(run: str | Path, to_case: int | str | None = None, *, cases: Sequence[str] = ()) -> Rollback:
+    """Undo what a run adapted after its first ``to_case`` cases, or in single cases.
 
     The results of the later cases become those of the source model, their weights are removed, records
     and reports follow; ``checkpoints/adapted`` becomes the weights after the last case kept.
@@ -48,18 +51,23 @@ def rollback(run: str | Path, to_case: int | str) -> Rollback:
     Args:
         run: output folder of ``adapt``.
         to_case: number of cases to keep, counted in the order of the run, or ``source`` for none.
+        cases: names of single cases to undo, instead of ``to_case``, where cases are independent.
 
     Raises:
-        ConfigError: this kind of run cannot be rolled back.
+        ConfigError: this kind of run cannot be rolled back, or both or neither of the two were given.
         OutputError: not a run, another run is writing there, no such case, a run whose cases were adapted to
             together and that is not to go back to the source, or a file that cannot be written.
     """
+    if (to_case is None) == (not cases):
+        raise ConfigError("give either --to-case N or --case NAME (which may be repeated)")
     folder = RunFolder(user_path(run))
     content = folder.read()
     settings = content["settings"]
     task = _task(folder, settings)
     task.refuse({"rollback"})
     names = task.names(settings, folder)
+    if to_case is None:
+        return _single_cases_back(folder, content, task, names, list(dict.fromkeys(cases)))
     number = _number(to_case, len(names), folder.out)
     together = str(settings["protocol"]).endswith("M") and settings["reset"] != "case"
     if (together or not task.links) and 0 < number < len(names):
@@ -74,10 +82,37 @@ def rollback(run: str | Path, to_case: int | str) -> Rollback:
         if carries_on and number == 0:
             folder.remove_weights(folder.checkpoint("adapted"))
         where = f"case {number}" if number else "the source model"
-        kept, undone = _units_back(folder, task, names, number, where)
+        undone = _units_back(folder, task, names[number:], where)
         folder.states.clear()
-        broken = _rewrite(folder, content, task, names, undone, number)
-    return Rollback(folder.out, kept, undone, weights, broken)
+        number = min(number, content.get("rolled_back", {}).get("to_case", number))
+        broken = _rewrite(folder, content, task, names, undone, {"to_case": number})
+        kept, back = _on_disk(folder, task, names)
+    return Rollback(folder.out, kept, undone, weights, broken, back)
+
+
+def _single_cases_back(
+    folder: RunFolder, content: Mapping[str, Any], task: Task, names: Sequence[str], cases: Sequence[str]
+) -> Rollback:
+    """Give single cases the source model's results, where no other case depends on them."""
+    task.refuse({"single"})
+    settings = content["settings"]
+    unknown = [name for name in cases if name not in names]
+    if unknown:
+        raise OutputError(
+            f"{folder.out}: has no case {some(unknown, 10)}; it has {len(names)}: {some(names, 10)}"
+        )
+    if settings["reset"] != "case":
+        raise OutputError(
+            f"{folder.out}: its cases are not independent: under reset {settings['reset']} later ones build"
+            " on earlier ones, so a single one cannot be undone; use --to-case N, which keeps the first N"
+        )
+    with output_lock(folder.out):
+        undone = _units_back(folder, task, cases, "the source model")
+        before = content.get("rolled_back", {}).get("cases", ())
+        single = [name for name in names if name in {*before, *cases}]
+        broken = _rewrite(folder, content, task, names, undone, {"cases": single})
+        kept, back = _on_disk(folder, task, names)
+    return Rollback(folder.out, kept, undone, None, broken, back)
 
 
 def _task(folder: RunFolder, settings: Mapping[str, Any]) -> Task:
@@ -95,30 +130,34 @@ def _number(to_case: int | str, count: int, out: Path) -> int:
     if text == "source":
         return 0
     if not text.isdigit() or int(text) > count:
-        raise OutputError(f"{out}: --to-case takes a number from 0 to {count} or 'source', got {text!r}")
+        raise OutputError(
+            f"{out}: --to-case takes a number from 0 to {count} or 'source', got {text!r}; for a case by its"
+            " name use --case"
+        )
     return int(text)
 
 
-def _units_back(
-    folder: RunFolder, task: Task, names: Sequence[str], number: int, where: str
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give the later units the source model's results; return the items kept, and those that changed."""
-    kept: list[str] = []
+def _units_back(folder: RunFolder, task: Task, names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Give units the source model's results; return the items that changed."""
     undone: list[str] = []
-    for position, name in enumerate(names):
+    for name in names:
         found = folder.kept(name, task.result)
         if found is None:
             continue
         records, digest = found
-        if position < number:
-            kept += [item.case for item in records]
-            continue
         after = task.undo(folder, records, where)
         changed = [new.case for old, new in zip(records, after, strict=True) if new is not old]
         if changed:
             folder.keep(name, after, digest)
         undone += changed
-    return tuple(kept), tuple(undone)
+    return tuple(undone)
+
+
+def _on_disk(folder: RunFolder, task: Task, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the items whose results are as the run made them, and those that were rolled back."""
+    records = folder.records(names, task.result)
+    back = tuple(item.case for item in records if ROLLED_BACK in item.reason)
+    return tuple(item.case for item in records if ROLLED_BACK not in item.reason), back
 
 
 def _rewrite(
@@ -127,7 +166,7 @@ def _rewrite(
     task: Task,
     names: Sequence[str],
     undone: Sequence[str],
-    number: int,
+    done: Mapping[str, Any],
 ) -> dict[str, str]:
     """Make reports and run.json anew from the records, and drop what cannot be made from them.
 
@@ -137,7 +176,8 @@ def _rewrite(
     settings = content["settings"]
     manifest = {key: value for key, value in content.items() if key not in ("settings", "complete")}
     manifest["rolled_back"] = {
-        "to_case": number,
+        **content.get("rolled_back", {}),
+        **done,
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     context = RunContext(

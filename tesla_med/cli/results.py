@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.cli.console import Screen
+from tesla_med.scoring.predicted import predicted_table
 from tesla_med.scoring.text import change, metric_title, percent
 
 SHOWN = 20
@@ -32,10 +33,15 @@ def show_run(screen: Screen, result: Any) -> int:
     if len(result.failed) > SHOWN:
         more = len(result.failed) - SHOWN
         sys.stderr.write(f"and {more} more; {result.out / 'run.json'} lists all\n")
+    noun = "case" if by_case else "tile"
+    if result.predicted.counts:
+        screen.table(*predicted_table(result.predicted, noun))
+    for text in result.predicted.remarks:
+        screen.remark(text)
     not_made(result.reports_failed, "--resume makes it again")
     for note in result.notes:
         screen.note(note)
-    screen.remarks(result.remarks, "case" if by_case else "tile")
+    screen.remarks(result.remarks, noun)
     if result.diverged and result.diverged == result.units:
         sys.stderr.write("adaptation diverged throughout: every result is the source model's\n")
     if by_case:
@@ -76,6 +82,8 @@ def _content(result: Any, by_case: bool) -> dict[str, Any]:
         "files": list(result.files),
         "notes": list(result.notes),
         "reports_failed": dict(result.reports_failed),
+        "predicted": result.predicted.counts,
+        "remarks": list(result.predicted.remarks),
         "skipped": [{"file": path, "reason": reason} for path, reason in result.skipped],
     }
     if by_case:

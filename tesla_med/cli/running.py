@@ -27,6 +27,7 @@ from tesla_med.cli.options import (
     path,
 )
 from tesla_med.cli.results import SHOWN, not_made, not_used, shape_text, show_run
+from tesla_med.scoring.text import counted
 
 app = typer.Typer()
 
@@ -109,7 +110,7 @@ def adapt(
     plan = make_plan(request)
     if dry_run:
         raise typer.Exit(_dry_run(screen, plan))
-    count = f"{len(plan.items.names)} {plan.task.item}s"
+    count = counted(len(plan.items.names), plan.task.item)
     screen.say(f"Site {plan.site.id}: {count} in {plan.items.folder}, {not_used(plan.items.skipped)}")
     with screen.progress() as progress:
         result = run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
@@ -163,28 +164,38 @@ def predict(
 def rollback(
     run: Annotated[Path, typer.Argument(parser=path, help="Output folder of adapt.")],
     to_case: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to-case",
             help="Number of cases to keep, in the order of the run (run.json lists it; natural order of "
             "names: P1, P2, P10), or 'source'.",
         ),
-    ],
+    ] = None,
+    cases: Annotated[
+        list[str] | None,
+        typer.Option("--case", help="A single case to undo, by name, under reset case; may be repeated."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Undo adaptation: give later cases the source model's results and return to earlier weights."""
+    """Undo adaptation: give later cases, or single ones, the source model's results and weights."""
     from tesla_med.actions.rollback import rollback as roll_back
 
     screen = Screen(quiet, as_json=as_json)
-    result = roll_back(run, to_case)
-    undone, kept = len(result.undone), len(result.kept)
-    screen.say(f"{undone} results are now those of the source model, {kept} are unchanged")
+    result = roll_back(run, to_case, cases=tuple(cases or ()))
+    undone, kept, back = len(result.undone), len(result.kept), len(result.back)
+    screen.say(
+        f"{counted(undone, 'result')} rolled back now; of all, {back} are the source model's by a rollback, "
+        f"{kept} are as the run made them"
+    )
     for name in result.undone[:SHOWN]:
         screen.say(f"rolled back: {name}")
     if undone > SHOWN:
         screen.say(f"... and {undone - SHOWN} more")
-    of_source = "one file per case, in checkpoints/" if kept else "those of the source model"
+    single = sum(1 for _ in (run / "checkpoints").rglob("*.safetensors")) if result.weights is None else 0
+    of_source = (
+        f"{counted(single, 'file')}, one per case, in checkpoints/" if single else "the source model's"
+    )
     screen.say(f"Weights: {result.weights or of_source}")
     not_made(result.reports_failed, "the same command makes it again")
     screen.result(vars(result))

@@ -239,8 +239,7 @@ class _Grid:
     def _configs(self, cell: Cell) -> tuple[SiteConfig, PipelineConfig, tuple[str, ...]]:
         overrides = (*self.overrides, *cell.row.overrides)
         pipeline = cell.row.pipeline or self.table.pipeline
-        site, config = resolve(self.given_sites[cell.site], pipeline, overrides)
-        return site, config, overrides
+        return *resolve(self.given_sites[cell.site], pipeline, overrides), overrides
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
         site, pipeline, _ = self._configs(cell)
@@ -282,7 +281,8 @@ class _Grid:
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)
         there, anew = plan.out.exists(), carry is not None
         result = run_plan(plan, resume=there and not anew, overwrite=there and anew, carry=carry)
-        self.remarks |= dict.fromkeys(result.remarks)
+        said = ((cell.name, text) for text in result.predicted.remarks)
+        self.remarks |= dict.fromkeys([*result.remarks, *said])
         for name, reason in result.reports_failed.items():
             raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
         count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")

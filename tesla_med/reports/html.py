@@ -18,6 +18,7 @@ from tesla_med.reports.drawing import data_uri
 from tesla_med.reports.quality import scatter_png
 from tesla_med.reports.tile_pictures import tile_pictures
 from tesla_med.scoring.metrics import dice
+from tesla_med.scoring.predicted import predicted_cases, predicted_table, predicted_tiles
 from tesla_med.types import CaseView
 
 
@@ -100,6 +101,8 @@ class CasePage:
             referenced=_content.has_references(results),
             rows=rows,
             classes=_content.class_summary(results),
+            predicted_classes=predicted_table(found := predicted_cases(results, run.pipeline), "case"),
+            warned=found.remarks,
             headings=[_content.heading(metric) for metric in _content.figure_metrics(results)],
             definitions=_content.definitions(),
             legend=run.pipeline.foreground,
@@ -141,6 +144,8 @@ class TilePage:
             version=__version__,
             figures=class_figures(results, run.pipeline),
             pictures=pictures,
+            predicted_classes=predicted_table(found := predicted_tiles(results, run.pipeline), "tile"),
+            warned=found.remarks,
             remarks=Counter(text for item in results for text in item.notes),
             unread=[item for item in results if item.status == "failed"],
             tiles=len(results),

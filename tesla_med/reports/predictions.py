@@ -10,6 +10,7 @@ from tesla_med.io.files import write_json, write_text
 from tesla_med.records import TileResult
 from tesla_med.reports.base import REPORTS, Report
 from tesla_med.scoring.classes import class_figures
+from tesla_med.scoring.predicted import predicted_tiles
 from tesla_med.scoring.score import normalised_entropy
 
 TABLE = "predictions.csv"
@@ -35,6 +36,7 @@ class PredictionsReport(Report):
             "failed": sum(item.status == "failed" for item in results),
             "blank": sum(item.status == "blank" for item in results),
             "classes": [item.value for item in classes],
+            "predicted": predicted_tiles(results, self.run.pipeline).counts,
         }
         write_json(metrics, counts | class_figures(results, self.run.pipeline))
         return [table, metrics]

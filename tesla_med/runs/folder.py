@@ -163,8 +163,12 @@ class RunFolder:
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         content = json.loads((self.out / RUN_FILE).read_text(encoding="utf-8"))
         if "rolled_back" in content:
+            back = content["rolled_back"]
+            where = (
+                f"to case {back['to_case']}" if "to_case" in back else f"in {', '.join(back['cases'][:10])}"
+            )
             raise OutputError(
-                f"{self.out}: not resumed, it was rolled back to case {content['rolled_back']['to_case']}; "
+                f"{self.out}: not resumed, it was rolled back {where}; "
                 "use --overwrite to run it again, or another --out"
             )
         before = _completed(content["settings"])

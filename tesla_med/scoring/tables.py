@@ -13,6 +13,7 @@ from tesla_med.errors import DataError
 from tesla_med.io.predictions import labels_of, read_predictions
 from tesla_med.scoring.calibration import count_items
 from tesla_med.scoring.classes import confusion_figures
+from tesla_med.scoring.predicted import tile_remarks
 from tesla_med.scoring.summary import merge, summarise
 from tesla_med.scoring.text import decimals, percent, some
 from tesla_med.types import Record
@@ -82,7 +83,10 @@ class TileEvaluation(Record):
             (self.only_predictions, "without a label"),
             (self.only_references, "labelled but not in the table"),
         )
-        return [f"{len(names)} {text}: {some(names)}" for names, text in lists if names]
+        columns = zip(self.classes, zip(*self.adapted.confusion, strict=True), strict=True)
+        counts = {name: {"adapted": sum(column)} for name, column in columns}
+        found = [f"{len(names)} {text}: {some(names, 10)}" for names, text in lists if names]
+        return [*found, *tile_remarks(counts)]
 
     def errors(self) -> list[str]:
         """Return nothing: tiles that were not read are among the remarks."""

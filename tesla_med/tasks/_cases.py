@@ -88,6 +88,7 @@ def record_of(
         scaling="" if chosen is None else chosen.name or str(pipeline.preprocessing.intensity),
         reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
         slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
+        voxels=int(adapted.mask.size),
         input_sha256=unit.sha256,
         entropy_source=entropies[0],
         entropy=entropies[1],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
-from tesla_med.records import CaseResult
+from tesla_med.records import CaseResult, Predicted
 from tesla_med.registry import Registry
 from tesla_med.runs.folder import RunFolder
 from tesla_med.types import CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, str] = {
     "uncertainty": "--save-uncertainty",
     "reset-case": "--reset case",
     "rollback": "rollback",
+    "single": "rollback --case",
     "empty": "--empty one",
     "figures": "figures of a comparison",
     "classes": "a list of classes",
@@ -41,6 +42,10 @@ OPTIONS: Mapping[str, str] = {
     "values": "--values",
 }
 """What a task may honour, and how a user asks for it."""
+
+
+ROLLED_BACK = "rolled back to"
+"""Begins the reason of a result that was undone."""
 
 
 class Task(ABC):
@@ -242,12 +247,24 @@ class Task(ABC):
         """Return the names of the units of a run, in order, from its settings or its records."""
         return tuple(str(name) for name in settings["cases"])
 
+    def predicted(self, results: Sequence[Any]) -> Predicted:
+        """Return how often each class is predicted."""
+        from tesla_med.scoring.predicted import predicted_cases
+
+        return predicted_cases(results, self.pipeline)
+
+    def counted(self, results: Sequence[Any]) -> dict[str, Any]:
+        """Return what run.json says of the classes that are predicted."""
+        found = self.predicted(results)
+        return {"predicted": found.counts, "remarks": list(found.remarks)}
+
     def account(self, items: Items, results: Sequence[Any]) -> dict[str, Any]:
         """Return what run.json says of the items."""
         return {
             "order": CASE_ORDER,
             "skipped": [{"file": path.name, "reason": reason} for path, reason in items.skipped],
             "cases": [item.brief() for item in results],
+            **self.counted(results),
         }
 
     def account_again(self, content: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
@@ -257,7 +274,7 @@ class Task(ABC):
             content: of run.json so far.
             results: the records now.
         """
-        return {"cases": [item.brief() for item in results]}
+        return {"cases": [item.brief() for item in results], **self.counted(results)}
 
     def counts(self, results: Sequence[Any]) -> list[Mapping[str, Any]]:
         """Return calibration counts, to be given to :func:`tesla_med.scoring.summary.merge`."""

@@ -22,10 +22,10 @@ from tesla_med.io.cases import site_folder
 from tesla_med.io.files import sha256
 from tesla_med.io.predictions import read_rows
 from tesla_med.io.tiles import TileSet, find_tiles, read_tile, reading
-from tesla_med.records import TileResult
+from tesla_med.records import Predicted, TileResult
 from tesla_med.runs.folder import DONE_FOLDER, RunFolder
 from tesla_med.scoring.tables import TABLE
-from tesla_med.tasks.base import TASKS, Task
+from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
 from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, Unit, Used
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Tiles(Task):
         "probs": "predictions.csv holds the probabilities of every tile",
         "uncertainty": "predictions.csv holds the entropy of every tile",
         "reset-case": "the state is not reset for single tiles; use site or never",
+        "single": "a tile shares its batch's state; use rollback --to-case source",
         "guard": "it compares masks; leave it out",
         "keep-largest": "it applies to masks only; leave it out",
         "recalibrate": "it compares masks; leave it out",
@@ -271,7 +272,7 @@ class Tiles(Task):
             else replace(
                 record,
                 used="source",
-                reason=f"rolled back to {where}",
+                reason=f"{ROLLED_BACK} {where}",
                 probs=record.probs_source,
                 correct=record.correct_source,
             )
@@ -297,9 +298,15 @@ class Tiles(Task):
             raise OutputError(f"{folder.out}: holds no records of its tiles; run it again with --overwrite")
         return found
 
+    def predicted(self, results: Sequence[Any]) -> Predicted:
+        """Return how many tiles each model gives each class."""
+        from tesla_med.scoring.predicted import predicted_tiles
+
+        return predicted_tiles(results, self.pipeline)
+
     def account_again(self, content: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-        """Return nothing: run.json says the same of tiles that were read, whichever model classified them."""
-        return {}
+        """Return the predicted classes: all else is the same, whichever model classified the tiles."""
+        return self.counted(results)
 
     def account(self, items: Items, results: Sequence[Any]) -> dict[str, Any]:
         """Return what run.json says of the tiles: what was left out, read with remarks or not read."""
@@ -312,6 +319,7 @@ class Tiles(Task):
             "failed": dict(sorted(failed.items())),
             "blank": sum(item.status == "blank" for item in results),
             "diverged": sum(item.status == "collapsed" for item in results),
+            **self.counted(results),
         }
 
     def counts(self, results: Sequence[Any]) -> list[Mapping[str, Any]]:

@@ -21,7 +21,7 @@ from tesla_med.prepare.transforms import PreparedCase, Preprocessor
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
-from tesla_med.tasks.base import TASKS, Task
+from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
 from tesla_med.types import (
     Case,
     CaseView,
@@ -72,7 +72,7 @@ class Volumes(Task):
 
     honours: ClassVar = frozenset(
         ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {"empty", "figures", "classes", "ignore", "values"}
+    ) | {"empty", "figures", "classes", "ignore", "values", "single"}
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 
@@ -245,7 +245,7 @@ class Volumes(Task):
         for path in (folder.probs(record.case), folder.uncertainty(record.case)):
             folder.remove(path)
         folder.remove_weights(folder.checkpoint(record.case))
-        return [scoring.of_source(record, f"rolled back to {where}")]
+        return [scoring.of_source(record, f"{ROLLED_BACK} {where}")]
 
     def notes(self) -> tuple[str, ...]:
         """Return where region and slices come from, and what a nominal voxel size means."""

@@ -184,7 +184,7 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "s" / "summary.json").is_file()
     table(path, [*ROWS, ["TUM/e.png", "tumour", *[""] * 6]])
     assert run_cli(["evaluate", "--predictions", str(path)]) == 1
-    assert "1 without a prediction: TUM/e.png" in capsys.readouterr().out
+    assert "1 without a prediction: TUM/e.png" in capsys.readouterr().err
     assert run_cli(["evaluate", "--predictions", str(path), "--strict"]) == 2
     shutil.rmtree(path.parent)
     path.parent.mkdir()
