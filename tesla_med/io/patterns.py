@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from tesla_med.errors import ConfigError
+from tesla_med.io.names import fold
 from tesla_med.io.volumes import stem
-
-
-def fold(name: str) -> str:
-    """Return ``name`` in the form in which names are compared: no case, composed accents."""
-    return unicodedata.normalize("NFC", name).casefold()
 
 
 class Match(NamedTuple):

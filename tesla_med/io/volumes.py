@@ -35,7 +35,9 @@ def stem(path: Path | str) -> str:
     return name[: len(name) - len(volume_suffix(name))]
 
 
-def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = None) -> Volume:
+def read_volume(
+    path: Path, *, spacing: Spacing = "header", index: int | None = None, series: str | None = None
+) -> Volume:
     """Read one image whole and repair what can be repaired, with a note for each repair.
 
     The affine is the sform if its code is above 0, else the qform if its code is, else voxel
@@ -45,6 +47,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
         path: NIfTI-1/2, MetaImage or NRRD file, or a folder of the DICOM slices of one series.
         spacing: whether the header's voxel size is a physical one, as the site says.
         index: which image of a series to take, from 0; None refuses a series.
+        series: of a DICOM folder, a glob for the description or protocol name of the series to read.
 
     Returns:
         The volume, array (1, I, J, K) float32 in file order.
@@ -54,7 +57,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
         GeometryError: the affine is degenerate or not finite.
     """
     path = Path(path)
-    raw = _read(path, index)
+    raw = _read(path, index, series)
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.array(raw.array, dtype=np.float32, order="F")
     notes = list(raw.notes)
@@ -83,16 +86,19 @@ def read_case(case: Case, site: SiteConfig) -> Volume:
         The volume, array (C, I, J, K) float32 in file order; header, affine and path are the first channel's.
 
     Raises:
-        DataError: as for :func:`read_volume`, or a channel has no file.
+        DataError: as for :func:`read_volume`, or a channel has no file, or the image cannot be told.
         GeometryError: as for :func:`read_volume`, or a channel on another grid than the first.
     """
+    if case.problem:
+        raise DataError(case.problem)
     for number, path in enumerate(case.channels, 2):
         if path is None:
             pattern = site.files.image[number - 1]
             text = f"channel {number} has no file: nothing beside {case.image} matches {pattern}"
             raise DataError(f"case {case.name}: {text}")
     first, *others = (
-        read_volume(path, spacing=site.spacing, index=site.files.series_image) for path in case.files
+        read_volume(path, spacing=site.spacing, index=site.files.series_image, series=site.files.series)
+        for path in case.files
     )
     if not others:
         return first
@@ -257,7 +263,7 @@ def save_image(
     write_bytes(path, encode_nifti(np.asarray(array).astype(dtype), grid, compressed=compressed))
 
 
-def _read(path: Path, index: int | None = None) -> RawImage:
+def _read(path: Path, index: int | None = None, series: str | None = None) -> RawImage:
     check_fetched(path)
     suffix = volume_suffix(path.name).lower()
     if suffix.startswith(".nii"):
@@ -269,7 +275,7 @@ def _read(path: Path, index: int | None = None) -> RawImage:
     if path.is_dir():
         from tesla_med.io.dicom import read_dicom
 
-        return read_dicom(path)
+        return read_dicom(path, series)
     raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
 
 
