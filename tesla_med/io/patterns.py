@@ -10,6 +10,26 @@ from tesla_med.errors import ConfigError
 from tesla_med.io.names import fold
 from tesla_med.io.volumes import stem
 
+NOT_READ = frozenset(
+    (
+        ".dcm",
+        ".ima",
+        ".img",
+        ".hdr",
+        ".mgz",
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".tif",
+        ".tiff",
+        ".npy",
+        ".npz",
+        ".h5",
+        ".mat",
+    )
+)
+"""Extensions of formats that hold images or masks, but are not read as volumes."""
+
 
 class Match(NamedTuple):
     """Where a file that matches a pattern belongs; files of one case agree in both.
@@ -90,9 +110,9 @@ class NamePattern:
         return PurePath(*kept, stem(Path(relative))).as_posix()
 
     def unreadable(self) -> str:
-        """Return an extension in the pattern that no readable format has, or ``""``."""
-        end = PurePath(stem(self.text)).suffix
-        return end if re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]{1,4}", end) else ""
+        """Return the extension of the pattern if it is that of a format that is not read, or ``""``."""
+        end = PurePath(self.text).suffix
+        return end if end.lower() in NOT_READ else ""
 
 
 def _folder_pattern(text: str) -> re.Pattern[str]:

@@ -14,12 +14,20 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import write_bytes
-from tesla_med.io.geometry import Affine, RawImage, corner_displacement, spacing_of
+from tesla_med.io.geometry import (
+    GRID_TOLERANCE_MM,
+    Affine,
+    RawImage,
+    corner_displacement,
+    placed,
+    spacing_of,
+)
 from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
 from tesla_med.types import Case, IntArray, Volume
 
 VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
-GRID_TOLERANCE_MM = 0.1
+PARTIAL_SUFFIXES = (".seg.nrrd", ".seg.nhdr")
+"""Of segmentations of 3D Slicer, which hold the part of the grid that is segmented."""
 Spacing = Literal["header", "nominal", "nominal_if_unit"]
 
 
@@ -145,6 +153,39 @@ def read_mask(path: Path) -> tuple[IntArray, Affine]:
         raise DataError(f"{path}: expected labels of 0 and above, got values from {low:g} to {high:g}")
     labels = np.rint(raw.array) if raw.array.dtype.kind == "f" else raw.array
     return labels.astype(np.int32), raw.affine
+
+
+def is_partial(path: Path) -> bool:
+    """Return whether a file may hold a part of its grid: a segmentation of 3D Slicer, by name or header."""
+    if path.name.lower().endswith(PARTIAL_SUFFIXES):
+        return True
+    if not path.name.lower().endswith((".nrrd", ".nhdr")):
+        return False
+    with path.open("rb") as stream:
+        return b"\nSegment0_" in stream.read(1 << 16).partition(b"\n\n")[0]
+
+
+def read_mask_of(path: Path, volume: Volume, name: str) -> IntArray:
+    """Read integer labels on the grid of an image.
+
+    Args:
+        path: as for :func:`read_mask`; a segmentation of 3D Slicer is placed by its own geometry.
+        volume: the image.
+        name: of the case, for messages.
+
+    Returns:
+        Labels (I, J, K) int32 on the image's grid.
+
+    Raises:
+        DataError: as for :func:`read_mask`.
+        GeometryError: as for :func:`read_mask`, or it lies on another grid.
+    """
+    mask, affine = read_mask(path)
+    where = f"case {name}: {path}"
+    if is_partial(path):
+        return placed(mask, affine, volume.shape, volume.affine, where)
+    check_same_grid(mask.shape, affine, volume, where)
+    return mask
 
 
 def check_same_grid(shape: Sequence[int], affine: Affine, volume: Volume, name: str) -> None:

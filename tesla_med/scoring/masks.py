@@ -235,11 +235,22 @@ def _score_pair(
 
 
 def _read_pair(prediction: Path, reference: Path) -> tuple[IntArray, IntArray, tuple[float, ...]]:
-    from tesla_med.io.geometry import corner_displacement, spacing_of
-    from tesla_med.io.volumes import GRID_TOLERANCE_MM, read_mask
+    from tesla_med.io.geometry import GRID_TOLERANCE_MM, corner_displacement, placed, spacing_of, united
+    from tesla_med.io.volumes import is_partial, read_mask
 
     mask, affine = read_mask(prediction)
     truth, other = read_mask(reference)
+    if is_partial(prediction) or is_partial(reference):
+        shape, target = mask.shape, affine
+        if is_partial(prediction):
+            shape, target = truth.shape, other
+            if is_partial(reference):
+                shape, target = united(mask.shape, affine, truth.shape, other, reference)
+        mask, truth = (
+            placed(mask, affine, shape, target, prediction),
+            placed(truth, other, shape, target, reference),
+        )
+        affine = other = target
     if mask.shape != truth.shape:
         raise GeometryError(f"grids differ: prediction {mask.shape}, reference {truth.shape} voxels")
     spacing = spacing_of(affine)
