@@ -56,6 +56,9 @@ class Files(Section):
         None, ge=0, description="which image of a series to take, from 0; none: a series is refused"
     )
 
+    subject: str | None = Field(
+        None, description="glob for names of cases or tiles that tells whose they are, for splits in training"
+    )
     series: str | None = Field(
         None, description="of DICOM, which series: a glob for SeriesDescription or ProtocolName"
     )

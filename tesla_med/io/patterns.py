@@ -109,6 +109,13 @@ class NamePattern:
         kept = [*above[:split], *(folder for pattern, folder in pairs if pattern.groups)]
         return PurePath(*kept, stem(Path(relative))).as_posix()
 
+    def subject(self, path: PurePath) -> str:
+        """Return what the wildcards of the folders stand for in a path that matches, else its case key."""
+        found = self.match(path)
+        assert found is not None  # noqa: S101 - the caller has asked
+        own = found.place[len(path.parts) - 1 - len(self._folders) :]
+        return "/".join(own) or found.key
+
     def unreadable(self) -> str:
         """Return the extension of the pattern if it is that of a format that is not read, or ``""``."""
         end = PurePath(self.text).suffix
