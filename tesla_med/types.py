@@ -36,6 +36,7 @@ class Case:
             layer has no file for this case.
         region_mask: the file the region of interest is taken from, if the site asks for one.
         channels: the files of the second and further channels, ``None`` where one has no file.
+        problem: why its image cannot be told, in words; "" where it can.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Case:
     masks: tuple[Path | None, ...] = ()
     region_mask: Path | None = None
     channels: tuple[Path | None, ...] = ()
+    problem: str = ""
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -47,7 +47,9 @@ class Files(Section):
     """
 
     image: tuple[str, ...] = Field(
-        min_length=1, description="of one channel: names that may be images; of several: one per channel"
+        ("*",),
+        min_length=1,
+        description="of one channel: names that may be images; of several: one per channel",
     )
     masks: tuple[MaskLayer, ...] = ()
     combine: Literal["paint", "majority"] = Field(
@@ -55,6 +57,13 @@ class Files(Section):
     )
     series_image: int | None = Field(
         None, ge=0, description="which image of a series to take, from 0; none: a series is refused"
+    )
+
+    subject: str | None = Field(
+        None, description="glob for names of cases or tiles that tells whose they are, for splits in training"
+    )
+    series: str | None = Field(
+        None, description="of DICOM, which series: a glob for SeriesDescription or ProtocolName"
     )
 
     @field_validator("image", mode="before")

@@ -14,9 +14,11 @@ from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.matching import READABLE, Matcher
-from tesla_med.io.patterns import Match, fold
+from tesla_med.io.names import fold, natural
+from tesla_med.io.patterns import Match
+from tesla_med.io.series import choose_series
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
-from tesla_med.io.walk import Skipped, is_entry, listed, natural, walk
+from tesla_med.io.walk import Skipped, is_entry, listed, walk
 from tesla_med.types import Case
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def find_cases(
 
     A folder is searched with its sub-folders; if it has one named after the site (its institution, its
     id, or what follows the dash in its id), only that one. Image and masks meet by case key and by the
-    folders above those of their patterns. Where no image matches, every folder of DICOM slices is a case.
+    folders above those of their patterns. Where no image matches, every series of DICOM slices is a case.
     Hidden files, folders named after another site and folders of earlier results are left out.
 
     Args:
@@ -85,7 +87,7 @@ def find_cases(
     remarks = matcher.remarks(cases, files)
     for text in remarks:
         log.warning("site %s: %s", site.id, text)
-    cases = cases or _series(files, folder, len(site.files.masks), skipped)
+    cases = cases or _series(files, folder, site, skipped)
     if not cases:
         raise DataError(_nothing(folder, site, files, skipped))
     _refuse_clashes(cases)
@@ -136,20 +138,24 @@ def _folder_of(path: Path, site: SiteConfig) -> Path:
     return above[min(depth, len(above) - 1)] if depth else path.parent
 
 
-def _series(files: Sequence[Path], folder: Path, layers: int, skipped: list[Skipped]) -> list[Case]:
-    """Return a case for each folder of DICOM slices; their files leave ``skipped``.
+def _series(files: Sequence[Path], folder: Path, site: SiteConfig, skipped: list[Skipped]) -> list[Case]:
+    """Return a case for each series of DICOM slices; their files leave ``skipped``.
 
     Whether the slices of a folder make one volume is found out when it is read.
     """
     slices = {path for path in files if not volume_suffix(path.name) and may_be_slice(path)}
     skipped[:] = [item for item in skipped if item[0] not in slices]
+    folders = sorted({path.parent for path in slices}, key=natural)
+    chosen, left_out = choose_series(folders, folder, site.files.series)
+    skipped += left_out.items()
     return [
         Case(
-            parent.relative_to(folder).as_posix() if parent != folder else folder.resolve().name,
-            parent,
-            (None,) * layers,
+            item.folder.relative_to(folder).as_posix() if item.folder != folder else folder.resolve().name,
+            item.folder,
+            (None,) * len(site.files.masks),
+            problem=item.problem,
         )
-        for parent in sorted({path.parent for path in slices}, key=natural)
+        for item in chosen
     ]
 
 

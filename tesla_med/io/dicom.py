@@ -2,13 +2,15 @@
 
 Slices are sorted by where they lie, never by name or number. A series that does not fill space evenly
 (a missing or doubled slice, a tilted gantry) is refused: stretching it would put masks in the wrong
-place. No text of the header is kept; messages name positions and numbers only.
+place. No text of the header is kept but the description of a series, where a message must tell several
+apart; else messages name positions and numbers only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,16 @@ import numpy.typing as npt
 from tesla_med.errors import DataError
 from tesla_med.io.fetched import check_fetched, unfetched
 from tesla_med.io.geometry import RawImage, check_affine
+from tesla_med.io.names import fold, natural
 
 _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
+_DESCRIPTION, _PROTOCOL, _STUDY, _PATIENT = "0008|103e", "0018|1030", "0020|000d", "0010|0020"
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
 _STEP, _THICKNESS = "0018|0088", "0018|0050"
 UNEVEN = 0.05
 """Largest deviation of a slice's position from an even stack, as a share of the step."""
+_STRAIGHT = 0.9
+"""Cosine above which a slice counts as lying in a plane of the body."""
 MAX_TILT = 0.1
 """Degrees between the stack's direction and the slices' normal."""
 Doubles = npt.NDArray[np.float64]
@@ -58,11 +64,12 @@ def dicom_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_dicom(folder: Path) -> RawImage:
+def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     """Read the one series in a folder.
 
     Args:
         folder: its files are slices of one series; files that are not DICOM do not matter.
+        series: glob for the description or protocol name of the one to read, where there are several.
 
     Returns:
         Voxels (I, J, K) after rescale slope and intercept, slices in the order of their position, and the
@@ -75,7 +82,12 @@ def read_dicom(folder: Path) -> RawImage:
     """
     import SimpleITK as sitk  # noqa: N813 - its usual name
 
-    slices = [_read_header(path) for path in dicom_files(folder)]
+    every = [read_header(path) for path in dicom_files(folder)]
+    slices = [item for item in every if is_chosen(item, series)]
+    if every and not slices:
+        raise DataError(
+            f"{folder}: no series matches site.files.series {series!r}; there are: {in_words(every)}"
+        )
     _check_one_series(slices, folder)
     slices, step = _in_order(slices, folder)
     reader = sitk.ImageSeriesReader()
@@ -93,16 +105,42 @@ def read_dicom(folder: Path) -> RawImage:
     affine[:3, 3] = first.position
     affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # DICOM's world is LPS+
     check_affine(affine, folder)
-    return RawImage(array.T, affine)
+    return RawImage(array.T, affine, notes=[f"read from a DICOM series of {len(slices)} slices"])
+
+
+def is_chosen(item: Slice, pattern: str | None) -> bool:
+    """Return whether a slice is of a series whose description or protocol name matches; all do where None."""
+    if pattern is None:
+        return True
+    return any(fnmatchcase(fold(text), fold(pattern)) for text in (item.description, item.protocol) if text)
+
+
+def in_words(slices: Sequence[Slice]) -> str:
+    """Return description, number, size and orientation of each series among slices."""
+    series: dict[str, list[Slice]] = {}
+    for item in slices:
+        series.setdefault(item.series, []).append(item)
+    texts = []
+    for items in sorted(series.values(), key=lambda found: (natural(found[0].number), found[0].description)):
+        first = items[0]
+        name = repr(first.description or first.protocol or "no description")
+        number = f"number {first.number}, " if first.number else ""
+        size = " x ".join(str(count) for count in (*first.size, len(items)))
+        texts.append(f"{name} ({number}{size} voxels, {first.plane})")
+    return ", ".join(texts)
 
 
 @dataclass(frozen=True)
-class _Slice:
-    """Where one file's slice lies, LPS+ in mm, and what it belongs to."""
+class Slice:
+    """Where one file's slice lies, LPS+ in mm, and the series, study and patient that it belongs to."""
 
     path: Path
     series: str
     number: str
+    description: str
+    protocol: str
+    study: str
+    patient: str
     size: tuple[int, ...]
     spacing: tuple[float, float]
     position: Doubles
@@ -115,8 +153,20 @@ class _Slice:
         """The direction at right angles to the slice."""
         return np.cross(self.across, self.down)
 
+    @property
+    def plane(self) -> str:
+        """The plane of the slice in words."""
+        along = np.abs(self.normal)
+        name = ("sagittal", "coronal", "axial")[int(along.argmax())]
+        return name if along.max() > _STRAIGHT else f"oblique, nearest {name}"
 
-def _read_header(path: Path) -> _Slice:
+
+def read_header(path: Path) -> Slice:
+    """Read where a slice lies and what it belongs to, no voxels.
+
+    Raises:
+        DataError: it cannot be read, holds several frames or colours, or cannot be placed.
+    """
     import SimpleITK as sitk  # noqa: N813 - its usual name
 
     reader = sitk.ImageFileReader()
@@ -140,10 +190,14 @@ def _read_header(path: Path) -> _Slice:
     if len(position) != 3 or len(direction) != 6:
         raise DataError(f"{path}: gives no image position and orientation, so it cannot be placed")
     steps = reader.GetSpacing()
-    return _Slice(
+    return Slice(
         path,
         _text(reader, _SERIES),
         _text(reader, _NUMBER),
+        _text(reader, _DESCRIPTION),
+        _text(reader, _PROTOCOL),
+        _text(reader, _STUDY),
+        _text(reader, _PATIENT),
         tuple(reader.GetSize()[:2]),
         (float(steps[0]), float(steps[1])),
         position,
@@ -153,16 +207,15 @@ def _read_header(path: Path) -> _Slice:
     )
 
 
-def _check_one_series(slices: Sequence[_Slice], folder: Path) -> None:
+def _check_one_series(slices: Sequence[Slice], folder: Path) -> None:
     if not slices:
         raise DataError(f"{folder}: no DICOM file in it")
-    series = {item.series: item.number for item in slices}
-    if len(series) > 1:
-        counts = ", ".join(
-            f"number {number or '?'} ({sum(item.series == name for item in slices)} files)"
-            for name, number in sorted(series.items(), key=lambda entry: entry[1])
+    count = len({item.series for item in slices})
+    if count > 1:
+        raise DataError(
+            f"{folder}: {count} series in one folder: {in_words(slices)}; choose one by a pattern for its "
+            "description, site.files.series, or give each its own folder"
         )
-        raise DataError(f"{folder}: {len(series)} series in one folder: {counts}; give each its own folder")
     first = slices[0]
     for item in slices:
         if item.size != first.size or not np.allclose(item.spacing, first.spacing, rtol=1e-3):
@@ -178,7 +231,7 @@ def _check_one_series(slices: Sequence[_Slice], folder: Path) -> None:
             )
 
 
-def _in_order(slices: Sequence[_Slice], folder: Path) -> tuple[list[_Slice], Doubles]:
+def _in_order(slices: Sequence[Slice], folder: Path) -> tuple[list[Slice], Doubles]:
     """Return the slices sorted by position and the step from one to the next, (3,) in mm.
 
     Raises:

@@ -127,6 +127,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def digest_of(paths: Sequence[Path]) -> str:
+    """Return one hash of several files; one that cannot be read counts as such."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            digest.update(sha256(path).encode())
+        except DataError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
 def sha256_of(paths: Sequence[Path]) -> str:
     """Return the SHA-256 of one file, or of the hashes of several in their order.
 

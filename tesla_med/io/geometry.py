@@ -126,6 +126,90 @@ def grid_difference(name: str, first: Grid, other_name: str, second: Grid) -> st
     return f"the grids differ in {' and '.join(which)}{apart}: {name} {first}; {other_name} {second}"
 
 
+def lattice_offset(affine: Affine, target: Affine, shape: Sequence[int], where: object) -> tuple[int, ...]:
+    """Return the voxel of the grid ``target`` on which the first voxel of a part of its lattice lies.
+
+    Args:
+        affine: (4, 4) voxel to mm of the other grid.
+        target: (4, 4) voxel to mm.
+        shape: (I, J, K) of the other grid.
+        where: what the other grid belongs to, for the message.
+
+    Raises:
+        GeometryError: its voxels lie elsewhere than those of ``target``.
+    """
+    offset = np.linalg.solve(target, affine[:, 3])[:3]
+    nearest = np.rint(offset)
+    moved = target.copy()
+    moved[:3, 3] = target[:3, :3] @ nearest + target[:3, 3]
+    apart = corner_displacement(affine, moved, shape)
+    allowed = min(GRID_TOLERANCE_MM, min(spacing_of(target)) / 2)
+    if not apart <= allowed:
+        sizes, own = (_numbers(np.array(spacing_of(item))) for item in (affine, target))
+        raise GeometryError(
+            f"{where}: cannot be placed by its own geometry: its voxels of {sizes} mm lie up to "
+            f"{apart:.3g} mm from those of its image, of {own} mm; at most {allowed:.3g} mm is accepted; "
+            "resample it to the image"
+        )
+    return tuple(int(step) for step in nearest)
+
+
+def placed(
+    labels: npt.NDArray[Any], affine: Affine, shape: Sequence[int], target: Affine, where: object
+) -> npt.NDArray[Any]:
+    """Return labels of a part of a grid on the whole of it, 0 elsewhere.
+
+    Args:
+        labels: (I, J, K) of the part.
+        affine: (4, 4) voxel to mm of the part.
+        shape: (I, J, K) of the whole.
+        target: (4, 4) voxel to mm of the whole.
+        where: what the part belongs to, for the message.
+
+    Raises:
+        GeometryError: the voxels lie elsewhere than those of the whole, or labels lie outside it.
+    """
+    offset = lattice_offset(affine, target, labels.shape, where)
+    ends = [min(start + size, full) for start, size, full in zip(offset, labels.shape, shape, strict=True)]
+    inner = tuple(slice(max(start, 0), max(end, 0)) for start, end in zip(offset, ends, strict=True))
+    own = tuple(
+        slice(part.start - start, part.stop - start) for part, start in zip(inner, offset, strict=True)
+    )
+    result = np.zeros(tuple(shape), labels.dtype)
+    if all(part.stop > part.start for part in inner):
+        result[inner] = labels[own]
+    lost = np.count_nonzero(labels) - np.count_nonzero(result)
+    if lost:
+        raise GeometryError(
+            f"{where}: {lost} labelled voxels lie outside its image, placed by its own geometry at voxel "
+            f"{offset} with {labels.shape} of {tuple(shape)} voxels; is it of another image?"
+        )
+    return result
+
+
+def united(
+    shape: Sequence[int], affine: Affine, other: Sequence[int], other_affine: Affine, where: object
+) -> tuple[tuple[int, ...], Affine]:
+    """Return shape and affine of the smallest grid that holds two parts of one lattice.
+
+    Args:
+        shape: (I, J, K) of the first part.
+        affine: (4, 4) of the first part, voxel to mm.
+        other: (I, J, K) of the second.
+        other_affine: (4, 4) of the second.
+        where: what the second belongs to, for the message.
+
+    Raises:
+        GeometryError: the voxels of the second lie elsewhere than those of the first.
+    """
+    offset = np.array(lattice_offset(other_affine, affine, other, where))
+    first = np.minimum(offset, 0)
+    last = np.maximum(offset + np.array(other), np.array(shape))
+    whole = affine.copy()
+    whole[:3, 3] = affine[:3, :3] @ first + affine[:3, 3]
+    return tuple(int(size) for size in last - first), whole
+
+
 def is_orthogonal(affine: Affine) -> bool:
     """Return whether the axes of ``affine`` (4, 4) are perpendicular, as a qform needs."""
     unit = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)

@@ -12,7 +12,8 @@ from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.fetched import unfetched
 from tesla_med.io.masks import SUFFIX_PARTS
-from tesla_med.io.patterns import Match, NamePattern, fold
+from tesla_med.io.names import fold
+from tesla_med.io.patterns import Match, NamePattern
 from tesla_med.io.volumes import VOLUME_SUFFIXES, volume_suffix
 from tesla_med.io.walk import Skipped, walk
 from tesla_med.types import Case

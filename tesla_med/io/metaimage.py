@@ -40,7 +40,9 @@ def read_metaimage(path: Path, index: int | None = None) -> RawImage:
         reader.ReadImageInformation()
         components = reader.GetNumberOfComponents()
         if components != 1:
-            raise DataError(f"{path}: expected one value per voxel, got {components}; export one channel")
+            layers = "; overlapping segments of 3D Slicer lie in layers: export them as a label map"
+            hint = layers if ".seg." in path.name.lower() else "; export one channel"
+            raise DataError(f"{path}: expected one value per voxel, got {components}{hint}")
         shape = three_dimensions(tuple(reader.GetSize()), path, index)
         image = reader.Execute()
     except RuntimeError as error:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from tesla_med.errors import ConfigError
+from tesla_med.io.names import fold
 from tesla_med.io.volumes import stem
 
-
-def fold(name: str) -> str:
-    """Return ``name`` in the form in which names are compared: no case, composed accents."""
-    return unicodedata.normalize("NFC", name).casefold()
+NOT_READ = frozenset(
+    (
+        ".dcm",
+        ".ima",
+        ".img",
+        ".hdr",
+        ".mgz",
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".tif",
+        ".tiff",
+        ".npy",
+        ".npz",
+        ".h5",
+        ".mat",
+    )
+)
+"""Extensions of formats that hold images or masks, but are not read as volumes."""
 
 
 class Match(NamedTuple):
@@ -94,10 +109,17 @@ class NamePattern:
         kept = [*above[:split], *(folder for pattern, folder in pairs if pattern.groups)]
         return PurePath(*kept, stem(Path(relative))).as_posix()
 
+    def subject(self, path: PurePath) -> str:
+        """Return what the wildcards of the folders stand for in a path that matches, else its case key."""
+        found = self.match(path)
+        assert found is not None  # noqa: S101 - the caller has asked
+        own = found.place[len(path.parts) - 1 - len(self._folders) :]
+        return "/".join(own) or found.key
+
     def unreadable(self) -> str:
-        """Return an extension in the pattern that no readable format has, or ``""``."""
-        end = PurePath(stem(self.text)).suffix
-        return end if re.fullmatch(r"\.[A-Za-z][A-Za-z0-9]{1,4}", end) else ""
+        """Return the extension of the pattern if it is that of a format that is not read, or ``""``."""
+        end = PurePath(self.text).suffix
+        return end if end.lower() in NOT_READ else ""
 
 
 def _folder_pattern(text: str) -> re.Pattern[str]:

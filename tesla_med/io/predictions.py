@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from tesla_med.errors import DataError
 from tesla_med.io.fetched import check_fetched
-from tesla_med.io.patterns import fold
+from tesla_med.io.names import fold
 from tesla_med.io.tiles import find_tiles
 from tesla_med.types import Record
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tesla_med.config.models import Files, MaskLayer
 from tesla_med.errors import DataError
-from tesla_med.io.volumes import check_same_grid, read_mask
+from tesla_med.io.volumes import read_mask_of
 from tesla_med.types import BoolArray, Case, IntArray, Volume
 
 IGNORED = -1
@@ -67,15 +67,12 @@ def read_region_mask(case: Case, volume: Volume) -> BoolArray:
             f"case {case.name}: the site's region comes from a mask, but there is none for {case.image}; "
             "add the file, or choose another region: --set site.region.kind=square or point"
         )
-    mask, affine = read_mask(case.region_mask)
-    check_same_grid(mask.shape, affine, volume, f"case {case.name}: {case.region_mask}")
-    return np.asarray(mask > 0)
+    return np.asarray(read_mask_of(case.region_mask, volume, case.name) > 0)
 
 
 def _read_layer(path: Path, layer: MaskLayer, volume: Volume, case: Case, ignored: BoolArray) -> IntArray:
     """Return the labels of a layer, 0 where its voxels are ignored, which are noted in ``ignored``."""
-    mask, affine = read_mask(path)
-    check_same_grid(mask.shape, affine, volume, f"case {case.name}: {path}")
+    mask = read_mask_of(path, volume, case.name)
     if layer.ignore:
         left_out = np.isin(mask, layer.ignore)
         ignored |= left_out

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tesla_med.config.models import Preprocessing
 from tesla_med.errors import DataError
 from tesla_med.io.fetched import check_fetched
-from tesla_med.io.patterns import fold
+from tesla_med.io.names import fold
 from tesla_med.io.walk import listed, walk
 
 TILE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")

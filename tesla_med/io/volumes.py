@@ -14,11 +14,13 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import write_bytes
-from tesla_med.io.geometry import Affine, Grid, RawImage, grid_difference, spacing_of
+from tesla_med.io.geometry import Affine, Grid, RawImage, grid_difference, placed, spacing_of
 from tesla_med.io.nifti import encode_nifti, grid_header, read_nifti
 from tesla_med.types import Case, IntArray, Volume
 
 VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
+PARTIAL_SUFFIXES = (".seg.nrrd", ".seg.nhdr")
+"""Of segmentations of 3D Slicer, which hold the part of the grid that is segmented."""
 Spacing = Literal["header", "nominal", "nominal_if_unit"]
 
 
@@ -34,7 +36,9 @@ def stem(path: Path | str) -> str:
     return name[: len(name) - len(volume_suffix(name))]
 
 
-def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = None) -> Volume:
+def read_volume(
+    path: Path, *, spacing: Spacing = "header", index: int | None = None, series: str | None = None
+) -> Volume:
     """Read one image whole and repair what can be repaired, with a note for each repair.
 
     The affine is the sform if its code is above 0, else the qform if its code is, else voxel
@@ -44,6 +48,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
         path: NIfTI-1/2, MetaImage or NRRD file, or a folder of the DICOM slices of one series.
         spacing: whether the header's voxel size is a physical one, as the site says.
         index: which image of a series to take, from 0; None refuses a series.
+        series: of a DICOM folder, a glob for the description or protocol name of the series to read.
 
     Returns:
         The volume, array (1, I, J, K) float32 in file order.
@@ -53,7 +58,7 @@ def read_volume(path: Path, *, spacing: Spacing = "header", index: int | None = 
         GeometryError: the affine is degenerate or not finite.
     """
     path = Path(path)
-    raw = _read(path, index)
+    raw = _read(path, index, series)
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.array(raw.array, dtype=np.float32, order="F")
     notes = list(raw.notes)
@@ -82,16 +87,19 @@ def read_case(case: Case, site: SiteConfig) -> Volume:
         The volume, array (C, I, J, K) float32 in file order; header, affine and path are the first channel's.
 
     Raises:
-        DataError: as for :func:`read_volume`, or a channel has no file.
+        DataError: as for :func:`read_volume`, or a channel has no file, or the image cannot be told.
         GeometryError: as for :func:`read_volume`, or a channel on another grid than the first.
     """
+    if case.problem:
+        raise DataError(case.problem)
     for number, path in enumerate(case.channels, 2):
         if path is None:
             pattern = site.files.image[number - 1]
             text = f"channel {number} has no file: nothing beside {case.image} matches {pattern}"
             raise DataError(f"case {case.name}: {text}")
     first, *others = (
-        read_volume(path, spacing=site.spacing, index=site.files.series_image) for path in case.files
+        read_volume(path, spacing=site.spacing, index=site.files.series_image, series=site.files.series)
+        for path in case.files
     )
     if not others:
         return first
@@ -138,6 +146,39 @@ def read_mask(path: Path) -> tuple[IntArray, Affine]:
         raise DataError(f"{path}: expected labels of 0 and above, got values from {low:g} to {high:g}")
     labels = np.rint(raw.array) if raw.array.dtype.kind == "f" else raw.array
     return labels.astype(np.int32), raw.affine
+
+
+def is_partial(path: Path) -> bool:
+    """Return whether a file may hold a part of its grid: a segmentation of 3D Slicer, by name or header."""
+    if path.name.lower().endswith(PARTIAL_SUFFIXES):
+        return True
+    if not path.name.lower().endswith((".nrrd", ".nhdr")):
+        return False
+    with path.open("rb") as stream:
+        return b"\nSegment0_" in stream.read(1 << 16).partition(b"\n\n")[0]
+
+
+def read_mask_of(path: Path, volume: Volume, name: str) -> IntArray:
+    """Read integer labels on the grid of an image.
+
+    Args:
+        path: as for :func:`read_mask`; a segmentation of 3D Slicer is placed by its own geometry.
+        volume: the image.
+        name: of the case, for messages.
+
+    Returns:
+        Labels (I, J, K) int32 on the image's grid.
+
+    Raises:
+        DataError: as for :func:`read_mask`.
+        GeometryError: as for :func:`read_mask`, or it lies on another grid.
+    """
+    mask, affine = read_mask(path)
+    where = f"case {name}: {path}"
+    if is_partial(path):
+        return placed(mask, affine, volume.shape, volume.affine, where)
+    check_same_grid(mask.shape, affine, volume, where)
+    return mask
 
 
 def check_same_grid(shape: Sequence[int], affine: Affine, volume: Volume, name: str) -> None:
@@ -248,7 +289,7 @@ def save_image(
     write_bytes(path, encode_nifti(np.asarray(array).astype(dtype), grid, compressed=compressed))
 
 
-def _read(path: Path, index: int | None = None) -> RawImage:
+def _read(path: Path, index: int | None = None, series: str | None = None) -> RawImage:
     check_fetched(path)
     suffix = volume_suffix(path.name).lower()
     if suffix.startswith(".nii"):
@@ -260,7 +301,7 @@ def _read(path: Path, index: int | None = None) -> RawImage:
     if path.is_dir():
         from tesla_med.io.dicom import read_dicom
 
-        return read_dicom(path)
+        return read_dicom(path, series)
     raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
 
 

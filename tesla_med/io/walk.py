@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from tesla_med.errors import DataError
-from tesla_med.io.patterns import fold
+from tesla_med.io.names import fold, natural
 
 Skipped = tuple[Path, str]
-
-
-def natural(name: str | PurePath) -> tuple[object, ...]:
-    """Return a key that sorts names as people do, folder by folder: P1, P2, P10, whatever their case."""
-    parts = PurePath(name).parts
-    return (tuple(_numbered(fold(part)) for part in parts), str(name))
-
-
-def _numbered(text: str) -> tuple[object, ...]:
-    """Return texts and numbers in turn."""
-    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", text)))
 
 
 def walk(top: Path, foreign: Collection[str] = ()) -> tuple[list[Path], list[Skipped]]:

@@ -65,11 +65,20 @@ def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> MaskPair:
         DataError: a file cannot be read, or holds something else than labels.
         GeometryError: their grids differ.
     """
-    from tesla_med.io.geometry import Grid, grid_difference, spacing_of
-    from tesla_med.io.volumes import read_mask
+    from tesla_med.io.geometry import Grid, grid_difference, placed, spacing_of, united
+    from tesla_med.io.volumes import is_partial, read_mask
 
     mask, affine = read_mask(prediction)
     truth, other = read_mask(reference)
+    if is_partial(prediction) or is_partial(reference):
+        shape, target = mask.shape, affine
+        if is_partial(prediction):
+            shape, target = truth.shape, other
+            if is_partial(reference):
+                shape, target = united(mask.shape, affine, truth.shape, other, reference)
+        mask = placed(mask, affine, shape, target, prediction)
+        truth = placed(truth, other, shape, target, reference)
+        affine = other = target
     ours, theirs = Grid(mask.shape, affine), Grid(truth.shape, other)
     if differs := grid_difference("prediction", ours, "reference", theirs):
         raise GeometryError(f"{differs}; resample one to the other or correct its header")

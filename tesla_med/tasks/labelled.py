@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -49,10 +49,12 @@ class LabelledSource(ABC):
     Attributes:
         metric: headline metric.
         left_out: items without a label, with the reason.
+        split_by: what is kept together when items are held out, in words, by site.
     """
 
     metric: ClassVar[str] = "dice"
     left_out: Sequence[str]
+    split_by: Mapping[str, str] = {}
 
     @property
     def acquisition(self) -> Acquisition | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from tesla_med.errors import DataError
 from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
 from tesla_med.scoring.metrics import dice
 from tesla_med.tasks.labelled import LabelledSource, Part
-from tesla_med.types import Progress
+from tesla_med.tasks.subjects import subjects_of
+from tesla_med.types import Case, Progress
 
 MEMORY_LIMIT_MIB = 4096
 FEWEST_TO_SPLIT = 5
 """Subjects from which on some are held out; with fewer, every one is worth more to train on."""
-_SUBJECT = re.compile(r"sub-[A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class LabelledCase:
         images: (N, C, H, W) float32 in [0, 1].
         labels: (N, H, W) uint8 or int64 class indices.
         foreground: indices of the slices that hold any foreground.
+        patient: whose it is, within the site; "": the case is told by its own name.
     """
 
     site: str
@@ -46,12 +46,12 @@ class LabelledCase:
     images: Tensor
     labels: Tensor
     foreground: tuple[int, ...]
+    patient: str = ""
 
     @property
     def subject(self) -> str:
-        """Cases of one subject share this: ``sub-<id>`` in the name, else the case itself."""
-        found = _SUBJECT.search(self.name)
-        return f"{self.site}/{found.group() if found else self.name}"
+        """Cases of one subject share this; see :func:`tesla_med.tasks.subjects.subjects_of`."""
+        return f"{self.site}/{self.patient or subjects_of([self.name], None, 'case')[0][0]}"
 
 
 @dataclass
@@ -63,6 +63,7 @@ class LabelledSlices(LabelledSource):
     foreground_fraction: float
     classes: int
     acquisitions: list[Acquisition] = field(default_factory=list)
+    split_by: dict[str, str] = field(default_factory=dict)
     _spill: list[Any] = field(default_factory=list)
 
     @property
@@ -129,14 +130,15 @@ def load_labelled(
     from tesla_med.prepare.transforms import Preprocessor
     from tesla_med.scoring.score import class_indices, parted
 
-    found = [
-        (site, case)
-        for site in sites
-        for case in find_cases(volumes, site, [*other_sites(site), *sites], pipeline.channels).cases
-    ]
     result = LabelledSlices([], [], pipeline.train.foreground_fraction, len(pipeline.classes))
+    found: list[tuple[SiteConfig, Case, str]] = []
+    for site in sites:
+        cases = find_cases(volumes, site, [*other_sites(site), *sites], pipeline.channels).cases
+        names = [case.name for case in cases]
+        patients, result.split_by[site.id] = subjects_of(names, site.files.subject, "case")
+        found += [(site, case, patient) for case, patient in zip(cases, patients, strict=True)]
     kept = 0.0
-    for index, (site, case) in enumerate(found):
+    for index, (site, case, patient) in enumerate(found):
         if not case.labelled:
             result.left_out.append(f"{site.id}/{case.name}: no reference")
             continue
@@ -157,7 +159,7 @@ def load_labelled(
             images, labels = torch.as_tensor(images)[whole], labels[whole]
         if not len(images):
             continue
-        labelled = _labelled(site.id, case.name, images, labels, count)
+        labelled = replace(_labelled(site.id, case.name, images, labels, count), patient=patient)
         kept += _mebibytes(labelled)
         seen = acquisition_of(volume, site.region, pipeline.preprocessing.orientation)
         result.acquisitions += [] if seen is None else [seen]
@@ -192,7 +194,7 @@ def _spilled(case: LabelledCase, owner: LabelledSlices) -> LabelledCase:
     mapped = torch.from_file(path, shared=True, size=case.images.numel(), dtype=torch.float32)
     mapped = mapped.view(case.images.shape)
     mapped.copy_(case.images)
-    return LabelledCase(case.site, case.name, mapped, case.labels, case.foreground)
+    return replace(case, images=mapped)
 
 
 def split(

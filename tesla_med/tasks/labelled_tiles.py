@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from tesla_med.io.cases import site_folder
 from tesla_med.io.tiles import UNLABELLED, TileSet, find_tiles, reading
 from tesla_med.prepare.tiles import stream
 from tesla_med.tasks.labelled import LabelledSource, Part
+from tesla_med.tasks.subjects import subjects_of
 from tesla_med.types import Progress
 
 Vary = Callable[[Tensor, torch.Generator], Tensor]
@@ -76,6 +78,7 @@ class LabelledTiles(LabelledSource):
         labels: (N,) class indices.
         names: ``site/tile`` of each.
         sites: id of the site of each.
+        subjects: ``site/subject`` of each tile; empty: each is its own.
         change: (images in [0, 1], generator on the CPU) -> varied images; None: as the family says.
     """
 
@@ -84,6 +87,8 @@ class LabelledTiles(LabelledSource):
     labels: Tensor
     names: Sequence[str]
     sites: Sequence[str]
+    subjects: Sequence[str] = ()
+    split_by: dict[str, str] = field(default_factory=dict)
     change: Vary | None = None
     left_out: Sequence[str] = ()
 
@@ -94,11 +99,18 @@ class LabelledTiles(LabelledSource):
         return [f"{tuple(self.images.shape)}, tiles by class {counts}"]
 
     def split(self, fraction: float, generator: torch.Generator) -> tuple[TilePart, TilePart]:
-        """Return training and validation tiles; one at least of each, where there are two."""
-        order = torch.randperm(len(self.images), generator=generator)
+        """Return training and validation tiles, split by subject; one at least of each, if there are two."""
+        positions: dict[str, list[int]] = {}
+        for position, subject in enumerate(self.subjects or self.names):
+            positions.setdefault(subject, []).append(position)
+        groups = list(positions.values())
+        order = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
         held = order[: max(1, round(fraction * len(order)))]
         used = order[len(held) :] if len(order) > len(held) else order
-        return self._part(used), self._part(held)
+        first, second = (
+            torch.tensor([*chain.from_iterable(part)], dtype=torch.int64) for part in (used, held)
+        )
+        return self._part(first), self._part(second)
 
     def _part(self, positions: Tensor) -> TilePart:
         return TilePart(self.images, self.labels, positions, self.names, self.sites)
@@ -137,18 +149,32 @@ def load_tiles(
     labels: list[int] = []
     names: list[str] = []
     origin: list[str] = []
+    subjects: list[str] = []
+    split_by: dict[str, str] = {}
     sets: list[TileSet] = [find_tiles(site_folder(volumes, site), site.tiles) for site in sites]
     total = sum(len(item.paths) for item in sets)
     assert pipeline.preprocessing.size is not None  # noqa: S101 - the task has checked it
     for site, tiles in zip(sites, sets, strict=True):
         kept = np.flatnonzero(tiles.labels != UNLABELLED).tolist()
+        patients, split_by[site.id] = _patients(tiles, site)
         every = tiles.names
         for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, **reading(pipeline.preprocessing)):
             images += list((255 * batch.images).round().to(torch.uint8))
             labels += [index[int(tiles.labels[position])] for position in batch.index]
             names += [f"{site.id}/{every[int(position)]}" for position in batch.index]
+            subjects += [f"{site.id}/{patients[int(position)]}" for position in batch.index]
             origin += [site.id] * len(batch.index)
             progress("load", len(images), total)
     if not images:
         raise DataError(f"{volumes}: no labelled tile of site(s) {', '.join(site.id for site in sites)}")
-    return LabelledTiles(torch.stack(images), torch.tensor(labels), names, origin)
+    return LabelledTiles(torch.stack(images), torch.tensor(labels), names, origin, subjects, split_by)
+
+
+def _patients(tiles: TileSet, site: SiteConfig) -> tuple[tuple[str, ...], str]:
+    """Return whose each tile is: its name below the folder of its class tells."""
+    paths = [PurePath(name).with_suffix("") for name in tiles.names]
+    inside = [PurePath(*path.parts[1:]) if len(path.parts) > 1 else path for path in paths]
+    own, by = subjects_of([path.as_posix() for path in inside], site.files.subject, "tile")
+    alone = [who == path.as_posix() for who, path in zip(own, inside, strict=True)]
+    pairs = zip(own, paths, alone, strict=True)  # 0.png of two classes are two tiles
+    return tuple(path.as_posix() if flat else who for who, path, flat in pairs), by

@@ -6,7 +6,6 @@ be no batch of the site.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from tesla_med.config.models import Protocol, Reset, SiteConfig
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
-from tesla_med.io.files import sha256
+from tesla_med.io.files import digest_of
 from tesla_med.io.predictions import read_rows
 from tesla_med.io.tiles import TileSet, find_tiles, read_tile, reading
 from tesla_med.records import Predicted, TileResult
@@ -44,6 +43,10 @@ class Part:
 
     tiles: TileSet
     positions: tuple[int, ...]
+
+
+def _paths(part: Part) -> list[Path]:
+    return [part.tiles.paths[position] for position in part.positions]
 
 
 @dataclass(frozen=True)
@@ -142,17 +145,7 @@ class Tiles(Task):
         names = dict(zip(part.positions, ref.items, strict=True))
         failed = {names[position]: reason for position, reason in batch.failed.items()}
         images = batch.images if len(batch.index) else None
-        return Unit(ref, images, batch, self._digest(part), failed=failed)
-
-    def _digest(self, part: Part) -> str:
-        """Return one hash of all files of a unit; a file that cannot be read counts as such."""
-        digest = hashlib.sha256()
-        for position in part.positions:
-            try:
-                digest.update(sha256(part.tiles.paths[position]).encode())
-            except DataError:
-                digest.update(b"unreadable")
-        return digest.hexdigest()
+        return Unit(ref, images, batch, digest_of(_paths(part)), failed=failed)
 
     def check(self, ref: Ref) -> Check:
         """Read one tile and say what it is."""
@@ -262,7 +255,7 @@ class Tiles(Task):
 
     def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
         """Whether the records are of these tiles, and their files are still the same."""
-        return [item.case for item in records] == list(ref.items) and digest == self._digest(ref.content)
+        return [item.case for item in records] == list(ref.items) and digest == digest_of(_paths(ref.content))
 
     def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[TileResult]:
         """Give tiles the source model's probabilities."""

@@ -32,6 +32,7 @@ from tesla_med.models.checkpoint import (
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import LabelledSource, Part
+from tesla_med.tasks.subjects import BY_FOLDER
 from tesla_med.training.interrupt import held_interrupt
 from tesla_med.training.loop import TrainingRun, check_finite
 from tesla_med.training.measure import intensities, measure, steadiness
@@ -99,8 +100,8 @@ def train_source(
 ) -> TrainResult:
     """Train the pipeline's network on every labelled case or tile of ``sites``.
 
-    Cases are split by subject, slices drawn with the pipeline's share of foreground, the loss is
-    Dice + cross-entropy; tiles are split and drawn one by one, the loss is cross-entropy. The optimiser is
+    Cases and tiles are split by subject, slices drawn with the pipeline's share of foreground, the loss is
+    Dice + cross-entropy; tiles are drawn one by one, the loss is cross-entropy. The optimiser is
     AdamW with a short warm-up and a cosine schedule. ``OUT`` receives
     ``source.safetensors`` (best validation) with its card, the source statistics,
     ``last.pt``, ``train.json`` and ``tensorboard/``.
@@ -179,7 +180,7 @@ def _train(
         training_cases=training.names,
         validation_cases=held.names,
     )
-    write_json(out / "train.json", _record(result, settings, str(device), data.left_out, extra))
+    write_json(out / "train.json", _record(result, settings, str(device), data, extra))
     return result
 
 
@@ -305,13 +306,19 @@ def _settings(pipeline: PipelineConfig, data: LabelledSource, seed: int) -> str:
             "seed": seed,
             "pipeline": pipeline.model_dump(mode="json", include=set(kept)),
             "cases": list(data.shapes),
+            **({"split_by": told} if (told := _told_otherwise(data)) else {}),
         },
         sort_keys=True,
     )
 
 
+def _told_otherwise(data: LabelledSource) -> dict[str, str]:
+    """Return by what items are split where it is not their own names, as it always was before."""
+    return {site: by for site, by in data.split_by.items() if BY_FOLDER in by or by.startswith("site.")}
+
+
 def _record(
-    result: TrainResult, settings: str, device: str, left_out: Sequence[str], extra: dict[str, Any]
+    result: TrainResult, settings: str, device: str, data: LabelledSource, extra: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "weights": result.weights.name,
@@ -324,7 +331,8 @@ def _record(
         "device": device,
         "training_cases": list(result.training_cases),
         "validation_cases": list(result.validation_cases),
-        "left_out": list(left_out),
+        "split_by": dict(data.split_by),
+        "left_out": list(data.left_out),
         "settings": json.loads(settings),
         "extra": extra,
         "versions": versions(),

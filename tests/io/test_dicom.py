@@ -72,7 +72,7 @@ def test_two_series(tmp_path):
     for path in dicom_files(tmp_path / "other"):
         shutil.move(path, tmp_path / f"B{path.name}")
     with pytest.raises(
-        DataError, match=r"2 series in one folder: number 4 \(6 files\), number 7 \(6 files\)"
+        DataError, match=r"2 series in one folder: .*number 4, 20 x 16 x 6 voxels, axial.*number 7"
     ):
         read_volume(tmp_path)
 
