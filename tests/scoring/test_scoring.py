@@ -124,7 +124,7 @@ def test_without_a_reference_there_are_volumes_only(scored):
     [
         ({"shift": 0.3}, ("0.3 mm", "a_bad.nii.gz")),
         ({"value": 4}, ("label 4", "a_bad.nii.gz")),
-        ({"crop": 1}, ("shape (11, 8, 6)", "a_bad.nii.gz")),
+        ({"crop": 1}, ("shape 11 x 8 x 6", "a_bad.nii.gz")),
         ({"dtype": np.float32, "value": 0.5}, ("integer labels", "a_bad.nii.gz")),
     ],
 )
