@@ -108,7 +108,7 @@ def run_plan(
         run.method.load_state_dict(carry.state)
     inputs = plan.items.folder, plan.weights
     folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
-    with output_lock(plan.out):
+    with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
         result = run.execute(resume)
     if carry is not None:

@@ -42,7 +42,8 @@ class RunRequest:
     """What a user asks for; every field as in :func:`tesla_med.adapt_site`.
 
     Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
-    ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given.
+    ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given; without ``lock``
+    nothing keeps a second run out of it.
     """
 
     site: str | SiteConfig | None
@@ -61,6 +62,7 @@ class RunRequest:
     save_uncertainty: bool = False
     overrides: Sequence[str] = ()
     folder_name: str | None = None
+    lock: bool = True
 
     @property
     def texts(self) -> tuple[str, ...]:

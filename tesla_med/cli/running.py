@@ -76,6 +76,10 @@ def adapt(
     ] = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    no_lock: Annotated[
+        bool,
+        typer.Option("--no-lock", help="Do not lock the output folder; see to it that no other run uses it."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cases, estimate time and memory; write nothing.")
     ] = False,
@@ -106,6 +110,7 @@ def adapt(
         save_probs=save_probs,
         save_uncertainty=save_uncertainty,
         overrides=tuple(overrides or ()),
+        lock=not no_lock,
     )
     plan = make_plan(request)
     if dry_run:

@@ -20,8 +20,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, 524}  # 524: ENOTSUPP
 
 
 @contextmanager
-def output_lock(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for one run; the folder is created if missing.
+def output_lock(folder: Path, wanted: bool = True) -> Iterator[None]:
+    """Hold ``folder`` for one run; the folder is created if missing. Nothing is done unless it is ``wanted``.
 
     The lock goes with the process, so a run that was killed leaves nothing to clean up. Where the file system
     has no locks, a file takes their place, which a run that was killed may leave behind.
@@ -31,6 +31,9 @@ def output_lock(folder: Path) -> Iterator[None]:
     """
     from filelock import Timeout
 
+    if not wanted:
+        yield
+        return
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -157,7 +157,7 @@ class Matcher:
 
     def remarks(self, cases: Sequence[Case], files: Sequence[Path]) -> tuple[str, ...]:
         """Say what looks wrong: patterns that match nothing, masks that meet no image, labels as images."""
-        found = [*self._never()]
+        found = [*self._never(dicom=not cases)]
         if cases:
             others = self.others([path for path in files if volume_suffix(path.name)])
             for number, pattern, root in self._layers:
@@ -176,10 +176,11 @@ class Matcher:
                     found.append(f"{what} meets no image: {self._apart(cases[0], there)}")
         return (*found, *self._labels_as_images(cases))
 
-    def _never(self) -> Iterator[str]:
+    def _never(self, *, dicom: bool) -> Iterator[str]:
         every = (*self.images, *self.channels, *self.masks, *([self.region] if self.region else []))
         for pattern in every:
-            if end := pattern.unreadable():
+            end = pattern.unreadable()
+            if end and not (dicom and end.lower() in (".dcm", ".ima")):  # slices are found by folder
                 known = f"{end} is none of the formats read, {', '.join(VOLUME_SUFFIXES)}"
                 yield f"the pattern {pattern.text!r} can never match: {known}"
 

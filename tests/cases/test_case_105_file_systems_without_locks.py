@@ -60,6 +60,23 @@ def test_what_a_killed_run_left_is_named(without_locks, tmp_path):
         pass
 
 
+def test_a_run_may_go_without(tmp_path, small_weights):
+    small.make_volumes(tmp_path / "nii", 1)
+    words = [
+        "--site",
+        "prostate/F",
+        "--set",
+        "site.files.image=['Case*']",
+        "--volumes",
+        str(tmp_path / "nii"),
+    ]
+    words += ["--weights", str(small_weights), "--method", "source", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "out"), "--set", "reports=[table]"]
+    with output_lock(tmp_path / "out"):
+        assert run(["adapt", *words]) == 2
+        assert run(["adapt", *words, "--no-lock"]) == 0
+
+
 def test_training_goes_on(without_locks, tmp_path, one_thread):
     small.make_volumes(tmp_path / "nii", 1)
     texts = (*small.SMALL, "train.steps=1", "train.validate_every=1", "train.batch_size=2")

@@ -190,6 +190,7 @@ ADAPT = {
     "--save-uncertainty": ([], exists("uncertainty/*.nii.gz"), ONLY_VOLUMES),
     "--resume": ([], exists("run.json")),
     "--overwrite": ([], exists("run.json")),
+    "--no-lock": ([], lambda case: case.code == 0 and not Path(case.out, ".tesla-med.lock").exists()),
     "--dry-run": ([], lambda case: case.code == 0 and not Path(case.out).exists()),
     "--set": (["predict_batch=5"], is_(setting("pipeline", "predict_batch"), 5)),
 }
