@@ -48,8 +48,10 @@ def show_run(screen: Screen, result: Any) -> int:
         screen.say(f"Masks: {result.out / 'masks'}")
     else:
         table = result.out / "predictions.csv"
-        read = len(result.results) - len(result.failed)
-        screen.say(f"{read} tiles, {len(result.failed)} not read. Predictions: {table}")
+        blank = sum(item.status == "blank" for item in result.results)
+        read = len(result.results) - len(result.failed) - blank
+        without = f", {blank} without tissue" if blank else ""
+        screen.say(f"{read} tiles, {len(result.failed)} not read{without}. Predictions: {table}")
     for path in result.files:
         if path.name == "report.html":
             screen.say(f"Report: {path}")
@@ -94,7 +96,8 @@ def _content(result: Any, by_case: bool) -> dict[str, Any]:
             "cases": cases,
         }
     return common | {
-        "tiles": len(result.results) - len(result.failed),
+        "tiles": sum(item.status not in ("failed", "blank") for item in result.results),
+        "blank": sum(item.status == "blank" for item in result.results),
         "failed": {item.case: item.reason for item in result.failed},
         "accuracy": result.mean,
         "accuracy_source": result.mean_source,

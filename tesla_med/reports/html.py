@@ -148,6 +148,7 @@ class TilePage:
             warned=found.remarks,
             remarks=Counter(text for item in results for text in item.notes),
             unread=[item for item in results if item.status == "failed"],
+            blank=[item for item in results if item.status == "blank"],
             tiles=len(results),
         )
         return page

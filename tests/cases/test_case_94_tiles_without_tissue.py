@@ -61,7 +61,7 @@ def table(out):
 
 
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
-def test_they_are_blank_and_change_nothing(protocol, words, tmp_path):
+def test_they_are_blank_and_change_nothing(protocol, words, tmp_path, capsys):
     add(tmp_path, {})
     assert run([*words, "--protocol", protocol, "--method", "source"]) == 0
     before = table(tmp_path / "out")
@@ -80,6 +80,9 @@ def test_they_are_blank_and_change_nothing(protocol, words, tmp_path):
     assert figures["blank"] == len(BLANK)
     assert figures["tiles"] == len(after) - len(BLANK)
     assert figures["failed"] == 0
+    page = (tmp_path / "out/report/report.html").read_text(encoding="utf-8")
+    assert f"{len(BLANK)} show too little tissue" in page
+    assert f", {len(BLANK)} without tissue." in capsys.readouterr().out
 
 
 def test_nothing_is_learned_from_them(words, tmp_path):
