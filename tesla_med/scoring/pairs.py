@@ -40,7 +40,7 @@ class Meaning:
 
 
 @dataclass(frozen=True)
-class MaskPair:
+class Pair:
     """A mask and its reference on one grid; voxels that are not scored are 0 in both.
 
     Attributes:
@@ -58,7 +58,7 @@ class MaskPair:
     found: tuple[frozenset[int], frozenset[int]]
 
 
-def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> MaskPair:
+def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> Pair:
     """Read a mask and its reference.
 
     Raises:
@@ -87,7 +87,7 @@ def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> MaskPair:
     if ignored.any():
         mask[ignored] = truth[ignored] = 0
     found = frozenset(_values(mask)), frozenset(_values(truth))
-    return MaskPair(mask, truth, spacing_of(affine), int(np.count_nonzero(ignored)), found)
+    return Pair(mask, truth, spacing_of(affine), int(np.count_nonzero(ignored)), found)
 
 
 def one_sided(found: Mapping[str, tuple[frozenset[int], frozenset[int]]]) -> list[str]:
