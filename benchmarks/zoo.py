@@ -45,6 +45,7 @@ from tesla_med.engine.quality import SUPPORT, predicted_dice
 from tesla_med.models.base import default_device, device_name, norm_layers
 from tesla_med.models.checkpoint import steadiness_of, versions
 from tesla_med.models.loading import LoadedModel, load_model
+from tesla_med.prepare.stream import ahead
 from tesla_med.scoring import metrics
 from tesla_med.training.train import WEIGHTS as SOURCE
 from tesla_med.training.train import train_source
@@ -238,9 +239,9 @@ def volumes_of(
     predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, **options)
     predictor.watch()
     other = Driver(theirs, "N-O", "case")
-    for ref in reader.refs:
+    for ref, read in zip(reader.refs, ahead(reader.refs, reader, 2), strict=True):
         start = time.perf_counter()
-        unit = predictor.scaled(reader(ref))
+        unit = predictor.scaled(read)
         outcome = predictor(unit.images)
         probs = other.adapt_and_predict(unit.images)
         row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline, steady)

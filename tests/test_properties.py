@@ -117,7 +117,11 @@ def test_any_grid_is_repeated_exactly(tmp_path_factory, image, orientation):
     mask = thresholded(volume, Preprocessing(orientation=orientation))
     write_mask(target, mask.astype(np.uint8), volume)
     before, after = nib.load(source), nib.load(target)
+    agree = np.allclose(before.header["pixdim"][1:4], volume.spacing, rtol=0.01)
     for name in GRID:
+        if name == "pixdim" and not agree and before.header["qform_code"] == 0:
+            assert np.allclose(after.header["pixdim"][1:4], volume.spacing)
+            continue
         assert np.array_equal(before.header[name], after.header[name], equal_nan=True), name
     assert before.shape == after.shape
     stored = np.asarray(after.dataobj.get_unscaled())

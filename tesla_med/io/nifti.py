@@ -250,13 +250,18 @@ def _affine(header: Any, shape: tuple[int, ...], path: Path, notes: list[str]) -
 
 
 def _repair_sizes(header: Any, affine: Affine, notes: list[str]) -> None:
-    """Give the header the voxel sizes of the affine where its own contradict them, and say so."""
+    """Give the header the voxel sizes of the affine where its own cannot be or contradict it, and say so.
+
+    With a qform beside the sform they belong to the qform, which masks repeat.
+    """
     factor = _MM.get(int(header["xyzt_units"]) & 7, 1.0)
     stored = np.asarray(header["pixdim"][1:4], np.float64) * factor
     used = np.linalg.norm(affine[:3, :3], axis=0)
     with np.errstate(invalid="ignore"):
-        if np.all(np.abs(stored - used) <= 0.01 * used):
-            return
+        possible = bool(np.all(stored > 0) and np.all(np.isfinite(stored)))
+        agree = bool(np.all(np.abs(stored - used) <= 0.01 * used))
+    if agree or (possible and header["qform_code"] > 0):
+        return
     texts = [", ".join(f"{value:.4g}" for value in values) for values in (stored, used)]
     notes.append(
         f"the header's voxel sizes, {texts[0]} mm, contradict its transform or cannot be; {texts[1]} mm are "

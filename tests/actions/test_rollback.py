@@ -90,6 +90,7 @@ def test_later_cases_get_the_source_masks(place, reset, number):
     assert "rolled back" in (out / "report/report.html").read_text() or kept == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_weights_are_those_after_the_last_case_kept(place, number):
     out = place("site")

@@ -37,6 +37,7 @@ def rows(out):
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_leave_the_source(tiles, weights, tmp_path):
     """Every batch falls back, which is counted, said, and a failure when it is all of them."""
     texts = ("methods.tesla.learning_rate=1e30", "reports=[table]", "methods.tesla.batch_slices=8")

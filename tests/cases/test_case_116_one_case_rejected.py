@@ -78,6 +78,7 @@ def test_wrong_words(place, small_weights, capsys):
         assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tiles_are_refused_by_name(tmp_path, tile_weights, monkeypatch, capsys):
     tile_site.make_tiles(tmp_path / "nii", 2)
     write_site(tmp_path, "kather")

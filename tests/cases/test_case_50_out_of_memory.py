@@ -54,6 +54,7 @@ def short_of_memory(monkeypatch, *, largest=None, at=None):
     return failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"reset": "case"}, {"reset": "site"}, {"protocol": "N-M"}])
 @pytest.mark.parametrize("at", [1, 7, 13])
 def test_a_forward_that_fails_once_costs_nothing_but_time(

@@ -96,6 +96,7 @@ def test_a_mask_that_cannot_be_read_is_made_again(killed, out, small_weights, wr
     assert small.masks(out) == small.masks(killed / "whole")
 
 
+@pytest.mark.slow
 def test_other_weights_or_settings_are_refused_by_name(killed, out, small_weights, tmp_path, written):
     before = small.files_below(out)
     with pytest.raises(OutputError, match=r"settings differ \(seed: 0 then, 1 now\)"):

@@ -35,8 +35,11 @@ def words(small_weights, tmp_path):
     return ["adapt", *given, "--out", str(tmp_path / "out"), "--device", "cpu", *SETTINGS]
 
 
-@pytest.mark.parametrize("method", ["tesla", "tent", "cotta", "shot", "bn"])
-@pytest.mark.parametrize("protocol", ["N-M", "N-O"])
+@pytest.mark.parametrize("protocol", ["N-M", pytest.param("N-O", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    ["tesla", "tent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cotta", "shot", "bn"))],
+)
 def test_every_case_gets_its_mask(method, protocol, words, tmp_path):
     given = [*words, "--method", method, "--protocol", protocol]
     assert run([*given, "--dry-run"]) == 0

@@ -343,7 +343,14 @@ def drop_empty_sets(words):
     ]
 
 
-@pytest.mark.parametrize(("command", "option", "task"), EVERY)
+LONG = {"compare", "rollback"}
+"""Commands that need whole runs for each of their options."""
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "task"),
+    [pytest.param(*item, marks=[pytest.mark.slow] if item[0] in LONG else []) for item in EVERY],
+)
 def test_an_option_is_honoured_or_refused(places, tmp_path, monkeypatch, capsys, command, option, task):
     place = places[task]
     monkeypatch.chdir(place.folder)

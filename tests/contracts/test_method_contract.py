@@ -167,6 +167,7 @@ def check_state(make, protocol, images, same_state):
     assert torch.equal(second, drive(other, protocol, images))
 
 
+@pytest.mark.slow
 @EVERY_PAIR
 def test_state(name, protocol, make_tta, make_images, same_state):
     params = few_steps(name, protocol)

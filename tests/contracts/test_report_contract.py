@@ -105,6 +105,7 @@ def test_with_zero_cases(name, task, tmp_path):
     check_written(drive(start(name, MADE_UP[task].context(tmp_path)), [], steps=0), tmp_path)
 
 
+@pytest.mark.slow
 @EVERY_TASK
 def test_writes_over_an_earlier_run(name, task, tmp_path):
     kind = MADE_UP[task]

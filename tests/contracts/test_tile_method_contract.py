@@ -120,6 +120,7 @@ def test_probabilities(name, protocol, network, make_tile_tta):
             assert all(isinstance(value, float) for value in scalars.values())
 
 
+@pytest.mark.slow
 @EVERY_TRIPLE
 def test_state(name, protocol, network, make_tile_tta, same_state):
     make = partial(make_tile_tta, name, network, **few_steps(name, protocol))
