@@ -228,7 +228,7 @@ def fitted(
     """
     count, config = len(source.labels), pipeline.train
     names, labels = [str(place) for place in range(count)], source.labels.to(source.images.device)
-    data = LabelledTiles(source.images, labels, names, ["tiles"] * count, turned)
+    data = LabelledTiles(source.images, labels, names, ["tiles"] * count, change=turned)
     training, held = data.split(config.validation_fraction, torch.Generator().manual_seed(seed))
     best: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
