@@ -21,10 +21,19 @@ tiles: {TUM: 0, STR: 1, LYM: 2, NORM: 3}
 
 
 def write_site(folder, pipeline="prostate", text=None):
-    """Write site X of a pipeline into a working folder."""
+    """Write site X of a pipeline into a working folder; return the path of its file."""
     path = folder / "site_configs" / pipeline / "X.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text or {"prostate": VOLUMES, "kather": TILES}[pipeline], encoding="utf-8")
+    return path
+
+
+def work_there(folder, monkeypatch, count):
+    """Make a folder with volumes below nii/ and their site, and change into it."""
+    small.make_volumes(folder / "nii", count)
+    write_site(folder)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def sets(*texts):

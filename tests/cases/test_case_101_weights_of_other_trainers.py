@@ -3,12 +3,13 @@
 import pytest
 import small_site as small
 import torch
+from lines import sets, write_site
 from safetensors.torch import load_file
 
 from tesla_med.cli.app import run
 
 CASE = 101
-SETTINGS = [word for text in (*small.SMALL, *small.FEW, *small.BARE) for word in ("--set", text)]
+SETTINGS = sets(*(*small.SMALL, *small.FEW, *small.BARE))
 LAYERS = {"0.weight": torch.ones(2), "1.bias": torch.ones(1)}
 
 
@@ -55,10 +56,7 @@ def adapt(small_weights, tmp_path):
 
     def call(name, save):
         torch.save(save(dict(state)), tmp_path / name)
-        site = tmp_path / "prostate" / "X.yaml"
-        site.parent.mkdir(exist_ok=True)
-        files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-        site.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
+        site = write_site(tmp_path)
         words = ["--site", str(site), "--volumes", str(tmp_path / "nii"), "--method", "source"]
         out = ["--weights", str(tmp_path / name), "--out", str(tmp_path / "out"), "--device", "cpu"]
         return run(["adapt", *words, *out, *SETTINGS])

@@ -5,20 +5,18 @@ import json
 import numpy as np
 import pytest
 import small_site as small
+from lines import sets, write_site
 from small_volumes import noise, write
 
 from tesla_med.cli.app import run
 
 CASE = 102
-SETTINGS = [word for text in (*small.SMALL, *small.FEW) for word in ("--set", text)]
+SETTINGS = sets(*(*small.SMALL, *small.FEW))
 
 
 @pytest.fixture
 def site(tmp_path):
-    path = tmp_path / "prostate" / "X.yaml"
-    path.parent.mkdir()
-    path.write_text("pipeline: prostate\ninstitution: Nowhere\nfiles: {image: ['Case*.nii.gz']}\n")
-    return str(path)
+    return str(write_site(tmp_path))
 
 
 @pytest.fixture

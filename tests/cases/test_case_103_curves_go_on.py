@@ -1,10 +1,9 @@
 """After --resume the steps of TensorBoard curves go on, and no point stands twice."""
 
 import pytest
-import small_site as small
 import tile_site
 from events import points
-from lines import adapt, write_site
+from lines import adapt, work_there, write_site
 
 from tesla_med.tasks import tiles as tiles_module
 from tesla_med.tasks import volumes as volumes_module
@@ -16,10 +15,7 @@ TENSORBOARD = {"reports": "[tensorboard]"}
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    small.make_volumes(tmp_path / "nii", 4)
-    write_site(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return work_there(tmp_path, monkeypatch, 4)
 
 
 def interrupt(patch, owner, name, calls):

@@ -2,6 +2,7 @@
 
 import pytest
 import small_site as small
+from lines import sets, write_site
 
 from tesla_med.cli.app import run
 
@@ -14,10 +15,7 @@ KEYS = ("methods.tesla.learning_rate", "guard.head_start", "train.learning_rate"
 def words(small_weights, tmp_path):
     """Return the words of a command that would run, but for its setting."""
     small.make_volumes(tmp_path / "nii", 1)
-    path = tmp_path / "prostate" / "X.yaml"
-    path.parent.mkdir()
-    files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-    path.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
+    path = write_site(tmp_path)
     where = ["--volumes", str(tmp_path / "nii"), "--out", str(tmp_path / "out"), "--device", "cpu"]
     weights = ["--weights", str(small_weights)]
     commands = {
@@ -26,7 +24,7 @@ def words(small_weights, tmp_path):
         "train": ["--pipeline", "prostate", "--sites", str(path)],
         "compare": ["--pipeline", "prostate", "--sites", str(path), *weights],
     }
-    settings = [word for text in small.SMALL for word in ("--set", text)]
+    settings = sets(*small.SMALL)
     return lambda command: [command, *commands[command], *where, *settings]
 
 

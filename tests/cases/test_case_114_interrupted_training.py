@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import small_site as small
+from lines import sets, write_site
 from safetensors.torch import load_file
 
 from tesla_med.cli.app import run
@@ -19,11 +20,8 @@ STEPS = ("train.steps=4", "train.validate_every=3", "train.batch_size=2", "train
 @pytest.fixture
 def words(one_thread, tmp_path):
     small.make_volumes(tmp_path / "nii", 3, name="source")
-    site = tmp_path / "prostate" / "X.yaml"
-    site.parent.mkdir()
-    files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-    site.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
-    settings = [word for text in (*small.SMALL, *STEPS) for word in ("--set", text)]
+    site = write_site(tmp_path)
+    settings = sets(*(*small.SMALL, *STEPS))
     given = ["--pipeline", "prostate", "--sites", str(site), "--volumes", str(tmp_path / "nii")]
     return lambda out: ["train", *given, "--out", str(tmp_path / out), "--device", "cpu", *settings]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, write_site
+from lines import adapt, work_there, write_site
 
 from tesla_med.cli.app import run
 
@@ -17,10 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    small.make_volumes(tmp_path / "nii", 4)
-    write_site(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return work_there(tmp_path, monkeypatch, 4)
 
 
 def test_single_cases(place, small_weights, capsys):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import small_site as small
+from lines import sets, write_site
 
 import tesla_med
 from tesla_med.cli.app import run
@@ -15,11 +16,7 @@ SETTINGS = (*small.SMALL, *small.FEW, *small.BARE)
 @pytest.fixture
 def site(tmp_path):
     small.make_volumes(tmp_path / "nii", 2)
-    path = tmp_path / "prostate" / "X.yaml"
-    path.parent.mkdir()
-    files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-    path.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
-    return str(path)
+    return str(write_site(tmp_path))
 
 
 def test_the_function_prints_nothing_on_standard_output_and_does_not_exit(
@@ -35,7 +32,7 @@ def test_the_function_prints_nothing_on_standard_output_and_does_not_exit(
 
 def test_a_mask_can_be_put_back_by_the_command_that_is_named(site, small_weights, tmp_path):
     words = ["--site", site, "--volumes", str(tmp_path / "nii"), "--weights", str(small_weights)]
-    settings = [word for text in SETTINGS for word in ("--set", text)]
+    settings = sets(*SETTINGS)
     out = str(tmp_path / "out")
     assert run(["adapt", *words, "--out", out, "--reset", "case", "--device", "cpu", *settings]) == 0
     assert run(["rollback", out, "--case", "Case01"]) == 0
@@ -47,7 +44,7 @@ def test_a_mask_can_be_put_back_by_the_command_that_is_named(site, small_weights
 
 def test_compare_takes_the_path_of_a_site(site, small_weights, tmp_path):
     words = ["--pipeline", "prostate", "--sites", site, "--volumes", str(tmp_path / "nii")]
-    settings = [word for text in SETTINGS for word in ("--set", text)]
+    settings = sets(*SETTINGS)
     given = ["--weights", str(small_weights), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(["compare", *words, "--methods", "source", "--seeds", "1", *given, *settings]) == 0
     assert (tmp_path / "out/comparison.csv").read_text().count("Case0") == 2

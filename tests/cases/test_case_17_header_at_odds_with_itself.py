@@ -7,13 +7,14 @@ import nibabel as nib
 import numpy as np
 import pytest
 import small_site as small
+from lines import sets, write_site
 from small_volumes import diagonal, noise, write
 
 from tesla_med.cli.app import run
 
 CASE = 17
 SHAPE, STEPS = (16, 16, 4), (1.0, 1.0, 3.0)
-SETTINGS = [word for text in (*small.SMALL, *small.FEW, *small.BARE) for word in ("--set", text)]
+SETTINGS = sets(*(*small.SMALL, *small.FEW, *small.BARE))
 
 
 def sizes(*values):
@@ -30,11 +31,7 @@ CONTRADICTIONS = {
 
 @pytest.fixture
 def site(tmp_path):
-    path = tmp_path / "prostate" / "X.yaml"
-    path.parent.mkdir()
-    files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-    path.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
-    return str(path)
+    return str(write_site(tmp_path))
 
 
 def adapt(site, weights, tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, write_site
+from lines import adapt, work_there, write_site
 
 from tesla_med.cli.app import run
 from tesla_med.reports.confusion import ConfusionReport
@@ -24,10 +24,7 @@ def broken(*_, **__):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    small.make_volumes(tmp_path / "nii", 3)
-    write_site(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return work_there(tmp_path, monkeypatch, 3)
 
 
 @pytest.mark.parametrize("hook", ["case", "finish"])

@@ -5,15 +5,12 @@ import json
 import nibabel as nib
 import pytest
 import small_site as small
+from lines import sets, write_site
 
 from tesla_med.cli.app import run
 
 CASE = 95
-SETTINGS = [
-    word
-    for text in (*small.SMALL, *small.FEW, *small.BARE, "preprocessing.size=null")
-    for word in ("--set", text)
-]
+SETTINGS = sets(*(*small.SMALL, *small.FEW, *small.BARE, "preprocessing.size=null"))
 
 
 @pytest.fixture
@@ -27,10 +24,7 @@ def words(small_weights, tmp_path):
     for index, image in enumerate(made):
         for path in image.parent.iterdir():
             path.rename(tmp_path / "nii" / path.name.replace("Case00", f"Case0{index}"))
-    site = tmp_path / "prostate" / "X.yaml"
-    site.parent.mkdir()
-    files = "files: {image: ['Case*.nii.gz'], masks: [{pattern: '*_segmentation.nii.gz', write: 1}]}"
-    site.write_text(f"pipeline: prostate\ninstitution: Nowhere\n{files}\n")
+    site = write_site(tmp_path)
     given = ["--site", str(site), "--volumes", str(tmp_path / "nii"), "--weights", str(small_weights)]
     return ["adapt", *given, "--out", str(tmp_path / "out"), "--device", "cpu", *SETTINGS]
 
