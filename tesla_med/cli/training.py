@@ -106,7 +106,11 @@ def train(
         )
     metric = metric_title(result.metric)
     where = "held-out" if result.validation_cases else "training"
-    screen.say(f"{metric} on {where} data: {percent(result.validation)} % at step {result.best_step}.")
+    joined = result.validation_step < result.best_step
+    then = "; after it they were trained on too" if joined else ""
+    screen.say(
+        f"{metric} on {where} data: {percent(result.validation)} % at step {result.validation_step}{then}."
+    )
     screen.say(f"Weights: {result.weights}")
     screen.say(f"Feature statistics: {result.statistics}")
     screen.result({**vars(result), f"validation_{result.metric}": result.validation})

@@ -150,6 +150,9 @@ class TrainConfig(Section):
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-5, ge=0)
     validation_fraction: float = Field(0.15, ge=0, lt=1)
+    held_out_for: float | None = Field(
+        None, gt=0, le=1, description="share of the steps, then trained on too; null: 0.5 for one or two cases"
+    )
     validate_every: int = Field(250, ge=1)
     foreground_fraction: float = Field(
         0.7, ge=0, le=1, description="share of drawn slices that hold foreground"

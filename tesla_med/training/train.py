@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.models import PipelineConfig, SiteConfig, TrainConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import OutputError
 from tesla_med.io.files import write_json
@@ -39,6 +39,8 @@ from tesla_med.training.measure import intensities, measure, steadiness
 from tesla_med.types import Progress
 
 WEIGHTS = "source.safetensors"
+FEW, FEW_SHARE = 3, 0.5
+"""Fewer cases than this are held out for a share of the steps only: they score coarsely and teach much."""
 TOLD_EVERY = 20
 """Steps after which losses are fetched from the device, checked and written."""
 STATE = "last.pt"
@@ -60,13 +62,15 @@ class TrainResult:
         weights: the weights of the best validation (.safetensors), card beside them.
         statistics: the source feature statistics.
         metric: name of the headline metric: dice (3-D, per case, on the model's grid) or accuracy.
-        validation: its best value, in [0, 1].
-        best_step: the step it was reached at.
+        validation: its value, in [0, 1].
+        best_step: the step of the weights.
+        validation_step: the step it was measured at: that of the weights, unless held-out cases were
+            trained on too from then on.
         steps: steps trained in all.
         seconds: time of this call.
-        training_cases: names of the cases or tiles trained on.
-        validation_cases: names of those held out; empty where there was one subject only
-            or no fraction, and then the metric is that of the training cases.
+        training_cases: names of the cases or tiles trained on from the first step.
+        validation_cases: names of those held out, to the end or up to ``validation_step``; empty where
+            there were few subjects or no fraction, and then the metric is that of the training cases.
     """
 
     weights: Path
@@ -74,6 +78,7 @@ class TrainResult:
     metric: str
     validation: float
     best_step: int
+    validation_step: int
     steps: int
     seconds: float
     training_cases: tuple[str, ...]
@@ -163,11 +168,13 @@ def _train(
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     if pipeline.task == "segmentation":
         _remember(out / WEIGHTS, run.best, steadiness(run.model, held if held.names else training, pipeline))
-    statistics = measure(run.model, training, pipeline, seed, progress)
+    joins = joined_after(pipeline.train, held)
+    seen = data.every() if joins < pipeline.train.steps else training
+    statistics = measure(run.model, seen, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
-    count = len(training.names), training.images
-    known = intensities(training, pipeline)
-    about = make_statistics_card(out / WEIGHTS, pipeline, training.sites, *count, statistics, seed, known)
+    count = len(seen.names), seen.images
+    known = intensities(seen, pipeline)
+    about = make_statistics_card(out / WEIGHTS, pipeline, seen.sites, *count, statistics, seed, known)
     save_statistics(target, statistics, about)
     result = TrainResult(
         weights=out / WEIGHTS,
@@ -175,6 +182,7 @@ def _train(
         metric=data.metric,
         validation=run.best,
         best_step=run.best_step,
+        validation_step=min(run.best_step, joins),
         steps=run.step,
         seconds=time.perf_counter() - start,
         training_cases=training.names,
@@ -233,6 +241,14 @@ def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
+def joined_after(config: TrainConfig, held: Part) -> int:
+    """Return the step after which held-out items are trained on too; that of the end: never."""
+    share = config.held_out_for
+    if share is None:
+        share = FEW_SHARE if len(held.names) < FEW else 1.0
+    return max(1, round(share * config.steps)) if held.names else config.steps
+
+
 def _fit(
     run: TrainingRun,
     training: Part,
@@ -244,31 +260,35 @@ def _fit(
 ) -> None:
     """Train; keep the averaged weights that are best on varied held-out items, without these the last.
 
-    An interrupt is heard after the step that it falls into; the state is saved first.
+    Where held-out items join the training, their score is that of the moment before, and the last average is
+    kept. An interrupt is heard after the step that it falls into; the state is saved first.
     """
     config = run.pipeline.train
-    held_out = bool(held.names)
-    validation = held if held_out else training
+    joins, everyone = joined_after(config, held), run.data.every()
     kept: list[tuple[Tensor, float]] = []
     with _events(out, run.step) as writer, held_interrupt() as interrupted:
         while run.step < config.steps:
             rate = float(run.schedule.get_last_lr()[0])
-            kept.append((run.advance(training), rate))
+            part = training if run.step < joins else everyone
+            kept.append((run.advance(part), rate))
             last = run.step == config.steps
-            judged = last or run.step % config.validate_every == 0
+            due = last or run.step == joins or run.step % config.validate_every == 0
             stopped = interrupted() and not last
-            if judged or stopped or len(kept) == TOLD_EVERY:
+            if due or stopped or len(kept) == TOLD_EVERY:
                 _tell(writer, kept, run.step)
                 kept = []
-            if judged:
+            if due and run.step <= joins and (held.names or last):
+                validation = held if held.names else training
                 score, varied = run.validate(validation), run.validate(validation, varied=True)
                 writer.add_scalar(f"validation/{run.data.metric}", score, run.step)
                 writer.add_scalar(f"validation/{run.data.metric}_varied", varied, run.step)
-                better = varied > run.best_varied if held_out else True
-                if better or not (out / WEIGHTS).is_file():
+                if varied > run.best_varied or run.step == joins < config.steps:
                     run.best, run.best_varied, run.best_step = score, varied, run.step
                     save_checkpoint(out / WEIGHTS, run.averaged, card)
-            if judged or stopped:
+            elif last:
+                run.best_step = run.step
+                save_checkpoint(out / WEIGHTS, run.averaged, card)
+            if due or stopped:
                 run.save(out / STATE, settings)
             if progress:
                 progress("train", run.step, config.steps)
@@ -317,6 +337,14 @@ def _told_otherwise(data: LabelledSource) -> dict[str, str]:
     return {site: by for site, by in data.split_by.items() if BY_FOLDER in by or by.startswith("site.")}
 
 
+def _validated_on(result: TrainResult) -> str:
+    """Return in words what was scored."""
+    if not result.validation_cases:
+        return "training cases"
+    joined = result.validation_step < result.best_step
+    return "held-out cases, before they were trained on too" if joined else "held-out cases"
+
+
 def _record(
     result: TrainResult, settings: str, device: str, data: LabelledSource, extra: dict[str, Any]
 ) -> dict[str, Any]:
@@ -324,8 +352,9 @@ def _record(
         "weights": result.weights.name,
         "statistics": result.statistics.name,
         f"validation_{result.metric}": result.validation,
-        "validated_on": "held-out cases" if result.validation_cases else "training cases",
+        "validated_on": _validated_on(result),
         "best_step": result.best_step,
+        "validation_step": result.validation_step,
         "steps": result.steps,
         "seconds": result.seconds,
         "device": device,

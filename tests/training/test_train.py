@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import nibabel as nib
 import pytest
 import torch
 
 from tesla_med.augment.families import MILD
 from tesla_med.augment.randomise import randomise
 from tesla_med.config.files import load_pipeline
-from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig
+from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig, TrainConfig
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
 from tesla_med.io.locks import output_lock
@@ -21,7 +23,7 @@ from tesla_med.models.statistics import load_statistics
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
 from tesla_med.training.loop import TrainingRun
 from tesla_med.training.measure import steadiness
-from tesla_med.training.train import train_source
+from tesla_med.training.train import joined_after, train_source
 
 SITE = SiteConfig(
     id="P",
@@ -104,7 +106,7 @@ def test_scalars_are_logged(volumes: Path, tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
     events.Reload()
     assert [item.step for item in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
-    assert [item.step for item in events.Scalars("validation/dice")] == [3, 6]
+    assert [item.step for item in events.Scalars("validation/dice")] == [6]
     rates = [item.value for item in events.Scalars("train/learning_rate")]
     assert rates[0] == pytest.approx(1e-3)
     assert rates == sorted(rates, reverse=True)
@@ -212,6 +214,37 @@ def test_training_learns(tmp_path: Path) -> None:
     assert len(result.training_cases) == 3
     assert len(result.validation_cases) == 2
     assert not set(result.training_cases) & set(result.validation_cases)
+    assert (result.validation_step, result.best_step) == (30, 60)
+    record = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert record["validated_on"] == "held-out cases, before they were trained on too"
+    assert record["validation_step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("held", "share", "expected"),
+    [(0, None, 40), (1, None, 20), (2, None, 20), (3, None, 40), (3, 0.25, 10), (1, 1.0, 40), (0, 0.5, 40)],
+)
+def test_few_held_out_cases_are_trained_on_too_after_a_while(
+    held: int, share: float | None, expected: int
+) -> None:
+    config = TrainConfig(steps=40, held_out_for=share)
+    assert joined_after(config, SimpleNamespace(names=("case",) * held)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_held_out_cases_are_drawn_from_only_when_they_join(tmp_path: Path, share: float) -> None:
+    """Changing the pixels of a held-out case changes nothing of a training that never joins it."""
+    settings = preset("prostate").model_copy(update={"matrix": 32, "slices": 4})
+    make_site(tmp_path / "Phantom", "prostate", settings, 5, seed=1)
+    pipeline = small("train.steps=8", f"train.held_out_for={share}", "train.validation_fraction=0.2")
+    first = train_source(pipeline, [SITE], tmp_path, tmp_path / "one", device="cpu")
+    (held,) = first.validation_cases
+    (image,) = (tmp_path / "Phantom").rglob(f"{held.split('/')[-1]}.nii*")
+    volume = nib.load(image)
+    nib.save(nib.Nifti1Image(volume.get_fdata()[::-1].copy(), volume.affine), image)
+    second = train_source(pipeline, [SITE], tmp_path, tmp_path / "two", device="cpu")
+    one, two = weights_of(first.weights), weights_of(second.weights)
+    assert all(torch.equal(one[key], two[key]) for key in one) == (share == 1.0)
 
 
 def test_the_averaged_network_is_validated_and_kept(volumes: Path) -> None:
