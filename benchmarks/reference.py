@@ -31,7 +31,7 @@ from tesla_med.engine.predictor import Predictor
 from tesla_med.engine.quality import with_estimates
 from tesla_med.engine.recalibration import scale_temperature
 from tesla_med.io.references import read_reference, read_region_mask
-from tesla_med.models.base import default_device, device_name
+from tesla_med.models.base import default_device, device_name, predicted_class
 from tesla_med.models.checkpoint import versions
 from tesla_med.models.loading import load_model
 from tesla_med.prepare.stream import SiteImages
@@ -101,7 +101,7 @@ def mean_dice(reference: np.ndarray, prediction: np.ndarray, classes: int) -> fl
 
 def at_model_mask(probs: torch.Tensor, pipeline: Any) -> np.ndarray:
     """Return class indices (N, H, W) as the pipeline makes masks, on the model's grid."""
-    mask: np.ndarray = probs.argmax(1).numpy().astype(np.uint8)
+    mask: np.ndarray = predicted_class(probs).numpy().astype(np.uint8)
     return keep_largest(mask) if pipeline.keep_largest else mask
 
 

@@ -151,7 +151,10 @@ class TrainConfig(Section):
     weight_decay: float = Field(1e-5, ge=0)
     validation_fraction: float = Field(0.15, ge=0, lt=1)
     held_out_for: float | None = Field(
-        None, gt=0, le=1, description="share of the steps, then trained on too; null: 0.5 for one or two cases"
+        None,
+        gt=0,
+        le=1,
+        description="share of the steps, then trained on; null: 0.5 for one or two cases",
     )
     validate_every: int = Field(250, ge=1)
     foreground_fraction: float = Field(

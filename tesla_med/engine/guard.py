@@ -20,7 +20,7 @@ from tesla_med.config.models import GuardConfig
 from tesla_med.engine.postprocess import largest_of
 from tesla_med.engine.quality import OFFSET, SUPPORT, support
 from tesla_med.engine.signals import ZOOMS, agreement, area_change, consistency, stack_shape, zoomed_mask
-from tesla_med.models.base import Network, norm_layers
+from tesla_med.models.base import Network, norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, running_statistics, statistics_distance
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Verdict
@@ -112,7 +112,7 @@ class Guard:
                 probs = given.get(name)
                 if probs is None:
                     probs = self.method.probabilities(network, images)
-                masks[name] = probs.argmax(1)
+                masks[name] = predicted_class(probs)
                 for zoom in ZOOMS:
                     masks[f"{name}@{zoom}"] = zoomed_mask(self.method, network, images, zoom)
         signals |= {

@@ -14,7 +14,7 @@ from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
-from tesla_med.models.base import Network
+from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Unit, Verdict
 
@@ -86,7 +86,7 @@ class Predictor:
         if not self.recalibrate or outcome.verdict.used == "source":
             return outcome
         with self.deployed(images, outcome.verdict) as network:
-            styled = [self.method.probabilities(network, images**gamma).argmax(1) for gamma in GAMMAS]
+            styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
         found = fit_temperature_to_masks(outcome.probs, styled)
         signals = outcome.verdict.signals | {"temperature": found.temperature}
         verdict = replace(outcome.verdict, signals=signals)

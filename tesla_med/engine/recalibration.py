@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tesla_med.errors import DataError
+from tesla_med.models.base import predicted_class
 
 GAMMAS = (0.7, 1.4)
 """Changes of contrast under which the mask should stay."""
@@ -82,10 +83,10 @@ def scale_temperature(probs: Tensor, temperature: float) -> Tensor:
     if not _SMALLEST <= temperature <= _LARGEST:
         raise DataError(f"a temperature must lie in [{_SMALLEST:g}, {_LARGEST:g}], got {temperature:g}")
     scaled = _soften(_log(probs), temperature, dim=1)
-    best = probs.argmax(dim=1, keepdim=True)
+    best = predicted_class(probs)[:, None]
     top = scaled.amax(dim=1, keepdim=True)
     lifted = torch.nextafter(top, torch.ones_like(top))  # equal to another class after rounding
-    kept = scaled.argmax(dim=1, keepdim=True) == best
+    kept = predicted_class(scaled)[:, None] == best
     return scaled.scatter(1, best, torch.where(kept, scaled.gather(1, best), lifted))
 
 
@@ -171,7 +172,7 @@ def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> T
         DataError: there is no mask, shapes do not fit, or values are no probabilities.
     """
     _check_probs(probs, "probabilities")
-    mask = probs.argmax(dim=1)
+    mask = predicted_class(probs)
     region = style_region([mask, *styled_masks])
     agreement = style_agreement(mask, styled_masks, region)
     if agreement is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tesla_med.config.models import ScalingChoice
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.signals import ZOOMS, consistency, zoomed_mask
-from tesla_med.models.base import norm_layers
+from tesla_med.models.base import norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics, statistics_distance
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Scaling, Unit
@@ -76,7 +76,7 @@ class Chooser:
         network = self.source.model
         probs = self.source.probabilities(network, images)
         views = [zoomed_mask(self.source, network, images, zoom) for zoom in ZOOMS]
-        return consistency(probs.argmax(1), views, probs.shape[1])
+        return consistency(predicted_class(probs), views, probs.shape[1])
 
 
 def nearest(distances: Mapping[str, float], config: ScalingChoice) -> Scaling:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tesla_med.engine.quality import class_agreement, relative
-from tesla_med.models.base import Network
+from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 
 ZOOMS = (0.85, 1.2)
@@ -20,7 +20,7 @@ def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float
     size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
     changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
     found = method.probabilities(network, changed.clamp_(0.0, 1.0))
-    return functional.interpolate(found, images.shape[-2:], mode="bilinear").argmax(1)
+    return predicted_class(functional.interpolate(found, images.shape[-2:], mode="bilinear"))
 
 
 def consistency(

@@ -17,6 +17,7 @@ from tesla_med.augment.randomise import randomise, restyle
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.resolve import other_sites
 from tesla_med.errors import DataError
+from tesla_med.models.base import predicted_class
 from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
 from tesla_med.scoring.metrics import dice
 from tesla_med.tasks.labelled import LabelledSource, Part
@@ -255,7 +256,7 @@ class Slices(Part):
         return sum(scores) / len(scores) if scores else 0.0
 
     def _case_dice(self, case: LabelledCase, predict: Callable[[Tensor], Tensor]) -> float | None:
-        mask, labels = predict(case.images).argmax(dim=1).cpu().numpy(), case.labels.numpy()
+        mask, labels = predicted_class(predict(case.images)).cpu().numpy(), case.labels.numpy()
         known = [
             value for k in range(1, self._classes) if (value := dice(labels == k, mask == k)) is not None
         ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.engine.signals import ZOOMS, zoomed_mask
-from tesla_med.models.base import Network, default_device, to_model_range
+from tesla_med.models.base import Network, default_device, predicted_class, to_model_range
 from tesla_med.models.loading import load_model
 from tesla_med.models.moments import SourceStatistics, source_statistics
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
@@ -58,7 +58,7 @@ def steadiness(model: Network, part: Part, pipeline: PipelineConfig) -> tuple[fl
     source, classes = make_method("source", model, {}, context), len(pipeline.classes)
     common, total = torch.zeros(len(ZOOMS), classes), torch.zeros(len(ZOOMS), classes)
     for images, _ in part.batches(pipeline.predict_batch):
-        mask = source.probabilities(source.model, images).argmax(1)
+        mask = predicted_class(source.probabilities(source.model, images))
         for row, zoom in enumerate(ZOOMS):
             found = zoomed_mask(source, source.model, images, zoom)
             for index in range(1, classes):
