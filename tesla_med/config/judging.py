@@ -25,9 +25,17 @@ class GuardConfig(Section):
     largest_foreground: float = Field(
         0.6, gt=0, le=1, description="share of the field; a mask that fills more is refused"
     )
-    shape_weight: float = Field(6.0, ge=0, description="of rises and falls of the area beyond one of each")
+    narrowest: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the area to which a mask may narrow between two parts of a stack",
+    )
+    shape_cost: float = Field(
+        0.5, ge=0, description="trust that an uneven area along the stack costs at most"
+    )
     head_start: float = Field(
-        0.05, ge=0, description="by how much another mask must be trusted more than the adapted one"
+        0.2, ge=0, description="by how much another mask must be trusted more than the source's"
     )
     least_support: float = Field(
         0.6,

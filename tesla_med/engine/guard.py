@@ -3,7 +3,7 @@
 The candidates are the source model, the source model under the volume's own normalisation statistics and
 half way to these, the adapted model, and the network half way between source and adapted. What is asked of
 each is what no loss asked for: that its mask stays when the volume is zoomed, that it agrees with the masks
-of the others, and that its area rises and falls once along the stack. The rules are in :func:`judge`.
+of the others, and that it is one body along the stack. The rules are in :func:`judge`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ from torch import Tensor, nn
 from tesla_med.config.models import GuardConfig
 from tesla_med.engine.postprocess import largest_of
 from tesla_med.engine.quality import OFFSET, SUPPORT, support
-from tesla_med.engine.signals import ZOOMS, agreement, area_change, consistency, stack_shape, zoomed_mask
+from tesla_med.engine.signals import (
+    ZOOMS,
+    agreement,
+    area_change,
+    consistency,
+    narrowing,
+    stack_shape,
+    zoomed_mask,
+)
 from tesla_med.models.base import Network, norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, running_statistics, statistics_distance
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Verdict
 
 MAX_SLICES = 64
+UNEVEN = 0.05
+"""Area change beyond a single rise and fall that costs the whole of ``shape_cost``."""
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
@@ -183,6 +193,7 @@ def compared(
         views = [masks[f"{name}@{zoom}"] for zoom in ZOOMS]
         result[f"consistency_{name}"] = consistency(masks[name], views, classes, steadiness)
         result[f"area_change_{name}"] = area_change(masks[name] > 0)
+        result[f"narrowing_{name}"] = narrowing(masks[name] > 0)
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
             result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
@@ -212,13 +223,14 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     """Return the verdict that follows from the signals.
 
     1. A candidate is refused whose mask is empty while another's is not, which fills more of the field
-       than ``largest_foreground``, or which no other mask supports: a Dice of at least ``unsupported`` with
+       than ``largest_foreground``, which narrows to less than ``narrowest`` between two parts of the stack
+       while another does not, or which no other mask supports: a Dice of at least ``unsupported`` with
        one of the others. The limits are the same for the source and the adapted mask, and for masks that
        are too small, too large or elsewhere. If the adapted mask is refused, adaptation has collapsed.
     2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
-       that of source and adapted mask, for all alike), less ``shape_weight`` times the area change beyond
-       that of a single rise and fall. The adapted mask has a head start.
+       that of source and adapted mask, for all alike), less at most ``shape_cost`` where the area changes
+       more than by a single rise and fall. The source's mask has a head start.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -227,9 +239,9 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         name for name in VERDICTS if name in config.candidates and f"consistency_{name}" in signals
     ]
     refused = {name: text for name in names if (text := _refusal(name, names, signals, config))}
-    trust = {name: _trust(name, names, signals, config.shape_weight) for name in names}
+    trust = {name: _trust(name, names, signals, config.shape_cost) for name in names}
     signals |= {f"trust_{name}": value for name, value in trust.items()}
-    trust["adapted"] += config.head_start
+    trust["source"] += config.head_start
     collapsed = "adapted" in refused
     if len(refused) == len(names):
         usable = [name for name in names if _size_fits(name, names, signals, config)] or ["source"]
@@ -273,10 +285,19 @@ def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: 
     share = signals[f"foreground_{name}"]
     if not _size_fits(name, names, signals, config):
         return "is empty and others are not" if share == 0 else f"fills {100 * share:.0f} % of the field"
+    narrow = {other: signals.get(f"narrowing_{other}", 1.0) for other in names}
+    if narrow[name] < config.narrowest and any(_one_body(other, narrow, signals, config) for other in names):
+        return f"is of two parts along the stack (narrows to {100 * narrow[name]:.0f} %)"
     best = max(_agreements(name, names, signals))
     if best < config.unsupported:
         return f"agrees with no other (Dice {best:.2f} at best)"
     return ""
+
+
+def _one_body(
+    name: str, narrow: Mapping[str, float], signals: Mapping[str, float], config: GuardConfig
+) -> bool:
+    return narrow[name] >= config.narrowest and signals[f"foreground_{name}"] > 0
 
 
 def _agreements(name: str, names: Sequence[str], signals: Mapping[str, float]) -> list[float]:
@@ -297,15 +318,15 @@ def witnesses(name: str, names: Sequence[str]) -> list[str]:
     return [other for other in names if other != name and not (enough and other == "part")]
 
 
-def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_weight: float) -> float:
+def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_cost: float) -> float:
     if set(names) == {"source", "part", "adapted"}:
         mean = signals["agreement_source_adapted"]
     else:
         agreements = _agreements(name, names, signals)
         mean = sum(agreements) / len(agreements)
-    uneven = max(signals.get(f"area_change_{name}", 1.0) - 1.0, 0.0)
+    uneven = min(max(signals.get(f"area_change_{name}", 1.0) - 1.0, 0.0) / UNEVEN, 1.0)
     steady = -math.log(OFFSET - signals[f"consistency_{name}"])
-    return steady - math.log(OFFSET - mean) - shape_weight * uneven
+    return steady - math.log(OFFSET - mean) - shape_cost * uneven
 
 
 def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:

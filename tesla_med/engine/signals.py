@@ -13,6 +13,8 @@ from tesla_med.tta.base import TTAMethod
 
 ZOOMS = (0.85, 1.2)
 """Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
+PART = 3
+"""Slices from which on a part of a stack counts as a body of its own."""
 
 
 def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
@@ -77,3 +79,21 @@ def area_change(mask: Tensor) -> float:
     areas = functional.pad(mask.sum(dim=(1, 2)).double(), (1, 1))
     largest = float(areas.max())
     return float(areas.diff().abs().sum()) / (2.0 * largest) if largest > 0 else 1.0
+
+
+def narrowing(mask: Tensor) -> float:
+    """Return to what share of its area a (N, H, W) foreground narrows between two parts of the stack.
+
+    Returns:
+        The smallest ratio, over slices, of the area to that of the smaller part above and below, in [0, 1];
+        1 where there are no two parts. The area of a part is its ``PART``-th largest, so that a slice or two
+        in which something is missed or too much make no part.
+    """
+    areas = mask.sum(dim=(1, 2)).double().cpu()
+    smallest = 1.0
+    for index in range(PART, len(areas) - PART):
+        parts = (areas[:index], areas[index + 1 :])
+        wide = min(float(part.topk(PART).values[-1]) for part in parts)
+        if wide > 0:
+            smallest = min(smallest, float(areas[index]) / wide)
+    return smallest

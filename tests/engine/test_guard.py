@@ -21,7 +21,7 @@ from tesla_med.engine.guard import (
 from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.engine.quality import joined
-from tesla_med.engine.signals import ZOOMS, agreement, area_change, stack_shape, zoomed_mask
+from tesla_med.engine.signals import ZOOMS, agreement, area_change, narrowing, stack_shape, zoomed_mask
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import running_statistics, statistics_distance
 from tesla_med.models.unet import UNet
@@ -90,13 +90,41 @@ def test_the_most_trusted_is_taken(name, used):
     assert (candidate_of(verdict), verdict.used) == (name, used)
 
 
-def test_the_head_start_is_the_adapted_masks_alone():
+def test_the_head_start_is_the_sources_alone():
     level = signals_of((0.9,) * 6, (0.9,) * 4)
-    assert judge(level, CONFIG).used == "adapted"
+    assert judge(level, CONFIG).used == "source"
     without = CONFIG.model_copy(update={"head_start": 0.0})
-    ahead = level | {"consistency_own": 0.904}
-    assert candidate_of(judge(ahead, without)) == "own"
-    assert judge(ahead, CONFIG).used == "adapted"
+    for name in ("own", "adapted"):
+        ahead = level | {f"consistency_{name}": 0.904}
+        assert candidate_of(judge(ahead, without)) == name
+        assert judge(ahead, CONFIG).used == "source"
+        assert candidate_of(judge(level | {f"consistency_{name}": 0.93}, CONFIG)) == name
+
+
+@pytest.mark.parametrize(
+    ("narrow", "taken"),
+    [
+        ({"adapted": 0.49}, "own"),  # a bladder above the prostate
+        ({"adapted": 0.5}, "adapted"),
+        ({"adapted": 0.3, "source": 0.2, "half": 0.1}, "own"),
+        (dict.fromkeys(NAMES, 0.1), "adapted"),  # lesions here and there: of all masks the same is true
+        ({}, "adapted"),
+    ],
+)
+def test_a_mask_of_two_parts_is_refused_where_another_is_one(narrow, taken):
+    base = signals_of((0.9,) * 6, (0.8, 0.94, 0.85, 0.97))
+    signals = base | {f"narrowing_{name}": narrow.get(name, 1.0) for name in NAMES}
+    verdict = judge(signals, CONFIG)
+    assert candidate_of(verdict) == taken
+    assert verdict.collapsed == (taken != "adapted")
+    assert ("of two parts along the stack (narrows to " in verdict.reason) == (taken != "adapted")
+    assert candidate_of(judge(signals, CONFIG.model_copy(update={"narrowest": 0.0}))) == "adapted"
+
+
+def test_an_empty_mask_is_not_one_part():
+    base = signals_of((0.9,) * 6, (0.8, 0.94, 0.85, 0.97), dict.fromkeys(NAMES, 0.02) | {"source": 0.0})
+    narrow = {f"narrowing_{name}": 0.2 for name in NAMES} | {"narrowing_source": 1.0}
+    assert candidate_of(judge(base | narrow, CONFIG)) == "adapted"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +173,7 @@ def test_candidates_can_be_left_out():
     signals = signals_of((0.9,) * 6, [consistency[item] for item in NAMES])
     assert candidate_of(judge(signals, CONFIG)) == "own"
     few = CONFIG.model_copy(update={"candidates": ("source", "half", "adapted")})
-    assert candidate_of(judge(signals, few)) == "adapted"
+    assert candidate_of(judge(signals, few)) == "source"
     assert Guard(few, method("source"), method("tesla")).candidates == ("source", "half", "adapted")
     for wrong in (("source", "half"), ("source", "source", "adapted")):
         with pytest.raises(ValueError, match="each name once"):
@@ -191,7 +219,8 @@ def test_a_network_without_batch_norm_is_judged_by_three_masks():
         "agreement_source_adapted": 0.8,
         "agreement_part_adapted": 0.9,
     }
-    assert judge(base | near, CONFIG).used == "adapted"
+    assert judge(base | near | {"consistency_adapted": 0.95}, CONFIG).used == "adapted"
+    assert judge(base | near, CONFIG).used == "source"
     verdict = judge(base | near | {"consistency_adapted": 0.6}, CONFIG)
     assert verdict.used == "source"
     verdict = judge(base | near | {"consistency_adapted": 0.6, "consistency_part": 0.95}, CONFIG)
@@ -204,15 +233,41 @@ def test_a_network_without_batch_norm_is_judged_by_three_masks():
 
 def test_a_mask_that_rises_and_falls_twice_is_trusted_less():
     """An organ and another above it agree with nothing less for being two, but no organ has that shape."""
-    signals = signals_of((0.8,) * 6, (0.9, 0.88, 0.88, 0.92)) | {f"area_change_{name}": 1.0 for name in NAMES}
+    signals = signals_of((0.8,) * 6, (0.9, 0.88, 0.88, 0.93)) | {f"area_change_{name}": 1.0 for name in NAMES}
     assert candidate_of(judge(signals, CONFIG)) == "adapted"
     twice = signals | {"area_change_adapted": 1.2}
     assert candidate_of(judge(twice, CONFIG)) == "source"
     assert candidate_of(judge(twice | {"area_change_source": 1.3}, CONFIG)) in {"own", "half"}
-    without = CONFIG.model_copy(update={"shape_weight": 0.0})
+    without = CONFIG.model_copy(update={"shape_cost": 0.0})
     assert candidate_of(judge(twice, without)) == "adapted"
+    trust = [
+        judge(signals | {"area_change_adapted": value}, CONFIG).signals["trust_adapted"]
+        for value in (1.0, 1.025, 1.05, 9.0)
+    ]
+    assert [trust[0] - value for value in trust] == pytest.approx([0.0, 0.25, 0.5, 0.5])
     flat = signals | {"area_change_adapted": 0.5}
     assert judge(flat, CONFIG).signals["trust_adapted"] == judge(signals, CONFIG).signals["trust_adapted"]
+
+
+@pytest.mark.parametrize(
+    ("areas", "expected"),
+    [
+        ((0, 2, 5, 8, 8, 4, 1, 0), 1.0),
+        ((), 1.0),
+        ((0, 0, 0, 0), 1.0),
+        ((8, 8, 8, 2, 9, 9, 9), 2 / 8),
+        ((8, 8, 8, 0, 0, 9, 9, 9), 0.0),
+        ((9, 7, 6, 3, 4, 5, 8), 3 / 4),  # the third largest above is 6, below 4
+        ((8, 0, 9, 9, 9, 0, 8), 1.0),  # a slice that was missed, not a part
+        ((8, 8, 0, 9, 9, 9, 9), 1.0),  # two slices are no part
+        ((9, 9, 9, 6, 9, 9, 9, 3, 8, 8, 8), 3 / 8),
+    ],
+)
+def test_narrowing_between_two_parts(areas, expected):
+    mask = torch.zeros(len(areas), 10, 10, dtype=torch.bool)
+    for index, area in enumerate(areas):
+        mask[index, :area, 0] = True
+    assert narrowing(mask) == pytest.approx(expected)
 
 
 def test_changes_of_area():
@@ -283,7 +338,7 @@ def test_a_certain_adapted_mask_is_refused_by_a_whole_guard(make_images, monkeyp
     guard = Guard(CONFIG, method("source"), method("tesla"))
     monkeypatch.setattr(guard.method, "probabilities", same)
     monkeypatch.setattr(guard.source, "probabilities", same)
-    assert guard.judge(images, sure, sure).used == "adapted"
+    assert guard.judge(images, sure, sure).trusted
     for mask in (shrunk, elsewhere, large):
         verdict = guard.judge(images, sure, probabilities_of(mask))
         assert verdict.used != "adapted"
