@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import QualityConfig
-from tesla_med.engine.quality import SUPPORT, feature
+from tesla_med.engine.quality import SUPPORT, feature, usual_dice
 from tesla_med.models.checkpoint import versions
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
@@ -42,7 +42,7 @@ class Pair:
     case: str
     support: float
     dice: float
-    source_dice: float = 1.0
+    source_dice: float | None = None
 
 
 def read_runs(folders: Iterable[Path]) -> list[Pair]:
@@ -60,12 +60,13 @@ def read_runs(folders: Iterable[Path]) -> list[Pair]:
     return pairs
 
 
-def source_dice(folder: Path) -> float:
-    """Return the Dice that the network of a run has on its training, as ``run.json`` has it; else 1."""
+def source_dice(folder: Path) -> float | None:
+    """Return the Dice that the network of a run has on its training, as ``run.json`` has it, if it does."""
     path = folder / "run.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quality = content.get("settings", {}).get("pipeline", {}).get("quality", {})
-    return float(quality.get("source_dice", 1.0))
+    known: float | None = quality.get("source_dice")
+    return known
 
 
 def read_zoo(folder: Path, task: str = "prostate") -> list[Pair]:
@@ -167,7 +168,10 @@ def with_coefficients(pairs: Sequence[Pair], config: QualityConfig) -> dict[str,
 
 
 def _columns(pairs: Sequence[Pair]) -> tuple[Doubles, Doubles]:
-    features = np.array([pair.source_dice * feature(pair.support) for pair in pairs], dtype=np.float64)
+    usual = [usual_dice(pair.source_dice) for pair in pairs]
+    features = np.array(
+        [dice * feature(pair.support) for dice, pair in zip(usual, pairs, strict=True)], dtype=np.float64
+    )
     return features, np.array([pair.dice for pair in pairs], dtype=np.float64)
 
 

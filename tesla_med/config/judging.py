@@ -53,7 +53,7 @@ class GuardConfig(Section):
 
 
 class QualityConfig(Section):
-    """How a Dice is predicted from what the guard saw: intercept + slope * source_dice * support squared."""
+    """How a Dice is predicted from what the guard saw: intercept + slope * usual Dice * support squared."""
 
     intercept: float | None = Field(None, description="none: no Dice is predicted")
     slope: float = Field(0.0, ge=0)
@@ -61,8 +61,8 @@ class QualityConfig(Section):
     growth: float = Field(
         0.0, ge=0, description="of the half width, for every 1 that the prediction is lower"
     )
-    source_dice: float = Field(
-        1.0, gt=0, le=1, description="Dice of the network on held-out images of its training; of its card"
+    source_dice: float | None = Field(
+        None, gt=0, le=1, description="Dice of the network on held-out images of its training; of its card"
     )
     review_below: float = Field(
         0.75, ge=0, le=1, description="cases whose predicted Dice is lower come first in the report"

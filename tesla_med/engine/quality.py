@@ -7,9 +7,9 @@ Three things that a good mask has are measured for each class and joined to its 
 * agreement: the Dice with the closest of the other candidates' masks (see ``tesla_med.engine.guard``).
 
 Their distances from 1.02 are averaged on a logarithmic scale, so that a single one that fails counts.
-The predicted Dice is linear in the square of the support times the Dice that the network has on held-out
-images of its training, and the interval widens as it falls. The coefficients are fitted by
-``benchmarks/quality.py`` on runs with references, never on the site that is judged.
+The predicted Dice is linear in the square of the support times the Dice that the network is expected to
+reach on images like those of its training, and the interval widens as it falls. The coefficients are fitted
+by ``benchmarks/quality.py`` on runs with references, never on the site that is judged.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ SHARES = {"larger": 0.36, "smaller": 0.14, "agreement": 0.5}
 """Weight of each part of the support, on a logarithmic scale."""
 _CARE = 3
 """Power of the usual value of a part by which its weight falls."""
+USUAL_DICE = 0.88
+"""What networks of this kind reach on held-out images of their own sites."""
 OFFSET = 1.02
 """What agreements are subtracted from before a logarithm is taken, so that 1 has one."""
 
@@ -99,6 +101,18 @@ def joined(parts: Mapping[str, float], steadiness: tuple[float, float] = (1.0, 1
     return min(max(OFFSET - math.exp(logarithm / sum(shares.values())), 0.0), 1.0)
 
 
+def usual_dice(known: float | None) -> float:
+    """Return what a network is expected to reach on images like those of its training.
+
+    Its Dice on held-out images is often that of two patients, so a third of its distance from ``USUAL_DICE``
+    is believed.
+
+    Args:
+        known: that Dice, in (0, 1]; None where it is not known.
+    """
+    return USUAL_DICE if known is None else USUAL_DICE + (known - USUAL_DICE) / 3.0
+
+
 def feature(value: float) -> float:
     """Return what the predicted Dice is linear in: the square of the support."""
     return min(max(value, 0.0), 1.0) ** 2
@@ -108,7 +122,8 @@ def predicted_dice(value: float, config: QualityConfig) -> DiceEstimate | None:
     """Return the predicted Dice for a support, or None where the pipeline has no coefficients."""
     if config.intercept is None:
         return None
-    dice = min(max(config.intercept + config.slope * config.source_dice * feature(value), 0.0), 1.0)
+    dice = config.intercept + config.slope * usual_dice(config.source_dice) * feature(value)
+    dice = min(max(dice, 0.0), 1.0)
     half = config.half_width + config.growth * (1.0 - dice)
     low, high = dice - half, dice + half
     return DiceEstimate(*(min(max(item, 0.0), 1.0) for item in (dice, low, high)))

@@ -51,7 +51,7 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     if any(text.startswith("preprocessing.intensity") for text in overrides):
         resolved = resolved.model_copy(update={"scaling": ScalingChoice()})  # it is named, so not chosen
     known = None if card is None else card.extra.get(SOURCE_DICE)
-    if isinstance(known, float) and 0 < known <= 1 and pipeline.quality.source_dice == 1.0:
+    if isinstance(known, float) and 0 < known <= 1 and pipeline.quality.source_dice is None:
         quality = resolved.quality.model_copy(update={"source_dice": known})
         resolved = resolved.model_copy(update={"quality": quality})
     model = build_model(resolved)
