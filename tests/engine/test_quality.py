@@ -104,7 +104,7 @@ def test_the_estimate_is_linear_in_the_feature():
 
 def test_the_interval_widens_as_the_estimate_falls():
     config = CONFIG.model_copy(update={"intercept": 0.0, "slope": 1.0, "growth": 0.4})
-    for value in (0.9, 0.6):
+    for value in (0.9, 0.7):
         found = predicted_dice(value, config)
         assert found.high - found.dice == pytest.approx(0.05 + 0.4 * (1 - 0.88 * value**2))
         assert found.dice - found.low == pytest.approx(found.high - found.dice)
