@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from unittest.mock import patch
+
 import small_site as small
 import tile_site
 
-from tesla_med.cli.app import run
+from tesla_med.__main__ import main
 
 VOLUMES = """\
 institution: Nowhere
@@ -18,6 +21,16 @@ TILES = """\
 institution: Nowhere
 tiles: {TUM: 0, STR: 1, LYM: 2, NORM: 3}
 """
+
+
+def run(words):
+    """Run a command line in this process, as ``python -m tesla_med`` would; return its exit code."""
+    with patch.object(sys, "argv", ["tesla-med", *map(str, words)]):
+        try:
+            main()
+        except SystemExit as stop:
+            return stop.code or 0
+    return 0
 
 
 def write_site(folder, pipeline="prostate", text=None):

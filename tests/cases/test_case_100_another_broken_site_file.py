@@ -7,8 +7,7 @@ import logging
 
 import pytest
 import small_site as small
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 100
 SITE = """\

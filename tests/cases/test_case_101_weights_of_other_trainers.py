@@ -3,10 +3,8 @@
 import pytest
 import small_site as small
 import torch
-from lines import sets, write_site
+from lines import run, sets, write_site
 from safetensors.torch import load_file
-
-from tesla_med.cli.app import run
 
 CASE = 101
 SETTINGS = sets(*(*small.SMALL, *small.FEW, *small.BARE))

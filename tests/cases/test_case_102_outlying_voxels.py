@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 import small_site as small
-from lines import sets, write_site
+from lines import run, sets, write_site
 from small_volumes import noise, write
-
-from tesla_med.cli.app import run
 
 CASE = 102
 SETTINGS = sets(*(*small.SMALL, *small.FEW))

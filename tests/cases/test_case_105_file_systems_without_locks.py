@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import small_site as small
+from lines import run
 
-from tesla_med.cli.app import run
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import output_lock

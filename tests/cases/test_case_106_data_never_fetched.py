@@ -7,8 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 106
 ANNEX = "../.git/annex/objects/X1/Zz/MD5E-s123--abc.nii.gz/MD5E-s123--abc.nii.gz"

@@ -2,9 +2,7 @@
 
 import pytest
 import small_site as small
-from lines import sets, write_site
-
-from tesla_med.cli.app import run
+from lines import run, sets, write_site
 
 CASE = 107
 VALUES = ("inf", ".inf", "-.inf", ".nan", "nan", "1e999")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813 - its usual name
 import small_site as small
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 112
 SITE = "institution: Nowhere\nfiles: {image: 'Case*.nii.gz', masks: [{pattern: '*.seg.nrrd', write: 1}]}\n"

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 113
 

@@ -6,10 +6,9 @@ import signal
 
 import pytest
 import small_site as small
-from lines import sets, write_site
+from lines import run, sets, write_site
 from safetensors.torch import load_file
 
-from tesla_med.cli.app import run
 from tesla_med.training.loop import TrainingRun
 
 CASE = 114

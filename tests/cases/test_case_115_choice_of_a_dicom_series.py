@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import small_site as small
 from dicom_files import write_series
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 115
 T2, DWI = (32, 28, 4), (16, 16, 3)

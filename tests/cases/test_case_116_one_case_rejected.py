@@ -7,9 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, work_there, write_site
-
-from tesla_med.cli.app import run
+from lines import adapt, run, work_there, write_site
 
 CASE = 116
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, write_site
+from lines import adapt, run, write_site
 from PIL import Image
-
-from tesla_med.cli.app import run
 
 CASE = 117
 pytestmark = pytest.mark.usefixtures("one_thread")

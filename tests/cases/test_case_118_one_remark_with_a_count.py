@@ -7,9 +7,7 @@ import shutil
 
 import pytest
 import small_site as small
-from lines import adapt, write_site
-
-from tesla_med.cli.app import run
+from lines import adapt, run, write_site
 
 CASE = 118
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,10 +4,9 @@ import json
 
 import pytest
 import small_site as small
-from lines import sets, write_site
+from lines import run, sets, write_site
 
 import tesla_med
-from tesla_med.cli.app import run
 
 CASE = 121
 SETTINGS = (*small.SMALL, *small.FEW, *small.BARE)

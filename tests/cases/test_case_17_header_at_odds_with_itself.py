@@ -7,10 +7,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 import small_site as small
-from lines import sets, write_site
+from lines import run, sets, write_site
 from small_volumes import diagonal, noise, write
-
-from tesla_med.cli.app import run
 
 CASE = 17
 SHAPE, STEPS = (16, 16, 4), (1.0, 1.0, 3.0)

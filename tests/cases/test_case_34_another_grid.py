@@ -7,10 +7,8 @@ import json
 import numpy as np
 import pytest
 import small_site as small
-from lines import adapt, write_site
+from lines import adapt, run, write_site
 from small_volumes import blocks, diagonal, write
-
-from tesla_med.cli.app import run
 
 CASE = 34
 pytestmark = pytest.mark.usefixtures("one_thread")

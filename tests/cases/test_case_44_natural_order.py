@@ -7,8 +7,8 @@ import json
 import pytest
 import small_site as small
 import tile_site
+from lines import run
 
-from tesla_med.cli.app import run
 from tesla_med.io.tiles import find_tiles
 
 CASE = 44

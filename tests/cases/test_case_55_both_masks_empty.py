@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from lines import run
 from small_volumes import blocks, diagonal, write
 
-from tesla_med.cli.app import run
 from tesla_med.config.models import LabelClass
 from tesla_med.scoring.grids import surface_distances
 from tesla_med.scoring.metrics import dice, score_case

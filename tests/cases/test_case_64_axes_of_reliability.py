@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, sets, write_site
+from lines import adapt, run, sets, write_site
 
 import tesla_med
-from tesla_med.cli.app import run
 
 CASE = 64
 pytestmark = pytest.mark.usefixtures("one_thread")

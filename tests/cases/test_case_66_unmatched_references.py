@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from lines import run
 from small_volumes import blocks, diagonal, write
-
-from tesla_med.cli.app import run
 
 CASE = 66
 

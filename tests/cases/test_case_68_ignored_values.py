@@ -9,10 +9,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 import small_site as small
-from lines import VOLUMES, adapt, sets, write_site
+from lines import VOLUMES, adapt, run, sets, write_site
 from small_volumes import write
-
-from tesla_med.cli.app import run
 
 CASE = 68
 pytestmark = pytest.mark.usefixtures("one_thread")

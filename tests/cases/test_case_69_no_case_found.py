@@ -4,8 +4,8 @@ there.
 
 import pytest
 import small_site as small
+from lines import run
 
-from tesla_med.cli.app import run
 from tesla_med.config.files import load_site
 
 CASE = 69

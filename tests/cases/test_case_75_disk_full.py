@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 import small_site as small
+from lines import run
 from small_volumes import noise, write
 
-from tesla_med.cli.app import run
 from tesla_med.errors import OutputError
 from tesla_med.io.files import write_json
 from tesla_med.io.volumes import read_volume, write_mask

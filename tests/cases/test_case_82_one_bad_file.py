@@ -4,8 +4,8 @@ import csv
 
 import pytest
 import small_site as small
+from lines import run
 
-from tesla_med.cli.app import run
 from tesla_med.io.files import write_json
 
 CASE = 82

@@ -7,9 +7,8 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, work_there, write_site
+from lines import adapt, run, work_there, write_site
 
-from tesla_med.cli.app import run
 from tesla_med.reports.confusion import ConfusionReport
 from tesla_med.reports.html import HtmlReport
 from tesla_med.reports.table import TableReport

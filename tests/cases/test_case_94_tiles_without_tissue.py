@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 import tile_site
+from lines import run
 from PIL import Image
-
-from tesla_med.cli.app import run
 
 CASE = 94
 SETTINGS = [word for text in (*tile_site.SMALL, "reports=[html]") for word in ("--set", text)]

@@ -5,9 +5,7 @@ import json
 import nibabel as nib
 import pytest
 import small_site as small
-from lines import sets, write_site
-
-from tesla_med.cli.app import run
+from lines import run, sets, write_site
 
 CASE = 95
 SETTINGS = sets(*(*small.SMALL, *small.FEW, *small.BARE, "preprocessing.size=null"))

@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 import small_site as small
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 96
 FOLDERS = "files: {image: 'imagesTr/*.nii.gz', masks: [{pattern: 'labelsTr/*.nii.gz', write: 1}]}\n"

@@ -7,10 +7,8 @@ import json
 import numpy as np
 import pytest
 import tile_site
-from lines import adapt, write_site
+from lines import adapt, run, write_site
 from small_volumes import blocks, write
-
-from tesla_med.cli.app import run
 
 CASE = 98
 SHAPE = (12, 10, 4)

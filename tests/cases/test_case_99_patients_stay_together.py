@@ -8,8 +8,7 @@ import shutil
 import pytest
 import small_site as small
 import tile_site
-
-from tesla_med.cli.app import run
+from lines import run
 
 CASE = 99
 SITE = (
