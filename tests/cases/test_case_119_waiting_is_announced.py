@@ -167,17 +167,8 @@ def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, pr
 
 def test_an_interrupted_comparison_names_resume(place, small_weights, capsys, monkeypatch):
     words = ["compare", "--pipeline", "prostate", "--sites", str(place / "site_configs/prostate/X.yaml")]
-    words += [
-        "--volumes",
-        "nii",
-        "--weights",
-        str(small_weights),
-        "--methods",
-        "source,tesla",
-        "--seeds",
-        "1",
-    ]
-    words += ["--out", "out", "--device", "cpu", *sets(*small.SMALL[:4], *small.FEW)]
+    words += ["--volumes", "nii", "--weights", str(small_weights), "--methods", "source,tesla"]
+    words += ["--seeds", "1", "--out", "out", "--device", "cpu", *sets(*small.SMALL[:4], *small.FEW)]
     with monkeypatch.context() as patch:
         interrupt_at(patch, 3)
         assert run(words) == INTERRUPTED
@@ -198,7 +189,7 @@ def test_memory_is_about_right(tmp_path, monkeypatch):
     assert run([*train, "--out", "source", "--steps", "1", "--device", "cpu", *big]) == 0
     words = ["adapt", "--site", "prostate/X", "--volumes", "nii", "--weights", "source/source.safetensors"]
     words += ["--out", "out", "--device", "cpu", *sets("protocols.N-O.tesla.updates_per_case=2")]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "tesla_med", *words], capture_output=True, text=True, check=True
     )
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
