@@ -49,7 +49,7 @@ def test_lists_every_case(volumes, weights):
 
 
 def test_adapting_costs_more_than_predicting(volumes, weights, monkeypatch):
-    monkeypatch.setattr(_Meter, "_timed", lambda self, work: (50.0, 2.0**20))  # on any machine
+    monkeypatch.setattr(_Meter, "_timed", lambda self, work, **_: (50.0, 2.0**20))  # on any machine
     source, tesla = (of(volumes, weights, method=name).forecast for name in ("source", "tesla"))
     assert tesla.seconds > 3 * source.seconds
     assert tesla.seconds_per_unit > 3 * source.seconds_per_unit
