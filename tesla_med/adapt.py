@@ -148,13 +148,13 @@ class _Run:
             return self._finish()
 
     def _work(self, todo: Sequence[Ref]) -> None:
-        task, ledger, stage = self.task, self.ledger, f"{self.task.item}s"
+        plan, task, ledger = self.plan, self.task, self.ledger
         if not self.driver.case_by_case and not ledger.whole:
-            refs, scaled = self.plan.refs, self.predict.scaled
-            images = SiteImages(refs, task.load, scaled, joined=task.joins, count=task.ahead)
-            self.driver.adapt_to_site(images, self.progress, start=ledger.passes, on_pass=self._pass_done)
-        self.progress(stage, ledger.items_done, total := len(self.plan.items.names))
+            site = SiteImages(plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead)
+            self.driver.adapt_to_site(site, self.progress, start=ledger.passes, on_pass=self._pass_done)
+        self.progress(stage := f"{task.item}s", ledger.items_done, total := len(plan.items.names))
         for loaded in read_ahead(todo, task.load, task.ahead):
+            self.driver.begin(loaded.ref.name, self.progress)
             self._do(loaded)
             self.progress(stage, ledger.items_done, total)
         if not self.independent and not ledger.whole and ledger.used - {"source"}:

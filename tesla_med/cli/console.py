@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tesla_med.scoring.text import gathered
-from tesla_med.types import Progress
+from tesla_med.types import UPDATES_OF, Progress
 
 
 class _Once(logging.Filter):
@@ -37,15 +37,24 @@ EACH = ("cases", "cells", "passes over the site")
 """Stages of which every step is a line of its own where there is no terminal."""
 
 
+NAMED_SECONDS = 60.0
+"""Between two lines on the updates of one case, or of one pass over a site."""
+
+
 class _Lines:
     """Progress as lines, where there is no terminal: how much is done, how long it took, what is left."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._stages: dict[str, list[float]] = {}
+        self._name, self._begun, self._said = "", 0.0, 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        _, updates, name = stage.partition(UPDATES_OF)
+        if updates:
+            self._update(name, done, total, now)
+            return
         if stage not in self._stages:
             self._stages[stage] = [now, float(done), now, float(done)]
             return
@@ -55,7 +64,21 @@ class _Lines:
         self._stages[stage][2:] = [now, float(done)]
         left = (now - begun) / (done - first) * (total - done)
         rest = f", about {duration(left)} left" if done < total else f", {duration(now - begun)} in all"
-        self._stream.write(f"{stage} {done}/{total}: {now - last:.1f} s{rest}\n")
+        name = f"{self._name}, " if stage == "cases" and self._name else ""
+        self._write(f"{stage} {done}/{total}: {name}{now - last:.1f} s{rest}")
+
+    def _update(self, name: str, done: int, total: int, now: float) -> None:
+        """Write a line on the updates of something that takes long, now and then."""
+        if done == 0:
+            self._name, self._begun, self._said = name, now, now
+        elif now - self._said >= NAMED_SECONDS:
+            self._said = now
+            spent = now - self._begun
+            rest = f", about {duration(spent / done * (total - done))} left" if done < total else ""
+            self._write(f"{name}: update {done}{f'/{total}' if rest else ''}, {duration(spent)}{rest}")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
         self._stream.flush()
 
 
@@ -107,10 +130,14 @@ class Screen:
         if text not in self._once.said:
             self.say(f"Note: {text}")
 
+    def aside(self, text: str) -> None:
+        """Print a line on standard error, where progress is shown."""
+        if not self.quiet:
+            sys.stderr.write(f"{text}\n")
+
     def remark(self, text: str) -> None:
         """Print a remark on standard error."""
-        if not self.quiet:
-            sys.stderr.write(f"Remark: {text}\n")
+        self.aside(f"Remark: {text}")
 
     def remarks(self, found: Iterable[tuple[str, str]], noun: str = "case") -> None:
         """Print remarks on single items on standard error, equal ones as one line with their number."""
@@ -158,9 +185,14 @@ class Screen:
             tasks: dict[str, Any] = {}
 
             def show(stage: str, done: int, total: int) -> None:
-                if stage not in tasks:
-                    tasks[stage] = bar.add_task(stage, total=total)
-                bar.update(tasks[stage], completed=done, total=total)
+                key, updates, _ = stage.partition(UPDATES_OF)  # one bar for all units, one after the other
+                key += updates
+                if key not in tasks:
+                    tasks[key] = bar.add_task(stage, total=total)
+                elif updates and done == 0:
+                    bar.reset(tasks[key])
+                shown = total > 0 or not updates
+                bar.update(tasks[key], description=stage, completed=done, total=total, visible=shown)
 
             yield show
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tesla_med.cli.announcing import announced, figures, sentences
 from tesla_med.cli.console import Screen
 from tesla_med.cli.options import (
     RESETS,
@@ -118,7 +119,8 @@ def adapt(
     count = counted(len(plan.items.names), plan.task.item)
     screen.say(f"Site {plan.site.id}: {count} in {plan.items.folder}, {not_used(plan.items.skipped)}")
     with screen.progress() as progress:
-        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=progress)
+        told = announced(screen, plan, progress)
+        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=told)
     raise typer.Exit(show_run(screen, result))
 
 
@@ -233,9 +235,8 @@ def _dry_run(screen: Screen, plan: Any) -> int:
     screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
     if overview:
         screen.say(f"{result.units} batches of at most {result.batch}")
-    screen.say(
-        f"Estimate: {result.seconds:.0f} s on {plan.device}, {result.memory_mib:.0f} MiB for the networks"
-    )
+    for line in sentences(plan, result.forecast):
+        screen.say(line)
     screen.say(f"Would write to {plan.out}; {result.problems} of {len(result.cases)} have a problem")
     content = {
         "out": plan.out,
@@ -244,8 +245,7 @@ def _dry_run(screen: Screen, plan: Any) -> int:
         "method": plan.method,
         "protocol": plan.protocol,
         "region": result.region,
-        "seconds": result.seconds,
-        "memory_mib": result.memory_mib,
+        **figures(result.forecast),
         "cases": [vars(item) for item in result.cases],
     }
     content |= {"batches": result.units, "batch_size": result.batch} if overview else {}

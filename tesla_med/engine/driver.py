@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta.base import Scalars, TTAMethod
-from tesla_med.types import Progress
+from tesla_med.types import UPDATES_OF, Progress
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -50,6 +51,8 @@ class Driver:
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
         self._told = 0
+        self._tell: Callable[[int, int], None] = lambda *_: None
+        self._done = self._updates = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many updates were told of, and whether all their losses were finite."""
@@ -59,6 +62,11 @@ class Driver:
         """Restore what :meth:`state_dict` returned."""
         self._told = state["told"]
         self.finite = state["finite"]
+
+    def begin(self, name: str, progress: Progress) -> None:
+        """Tell of the updates of a unit, or of a pass over the site, from now on."""
+        self._tell = partial(progress, f"{UPDATES_OF}{name}")
+        self._tell(0, 0)
 
     def adapt_to_site(
         self,
@@ -87,6 +95,7 @@ class Driver:
 
         for epoch in range(start, params.epochs if self.finite else start):
             progress("passes over the site", epoch, params.epochs)
+            self.begin(f"pass {epoch + 1}", progress)
             try:
                 self.finite &= self._one_pass(epoch, batches)
             except RuntimeError:
@@ -112,8 +121,17 @@ class Driver:
         for attempt in attempts((self.method,), restore, most, least=self.least, noun=self.noun):
             with attempt:
                 self.method.start_epoch(epoch, batches())
-                finite = self._note([self.method.adapt(batch) for batch in batches()])
+                self._done = 0
+                finite = self._note([self._adapt(batch) for batch in batches()])
+        self._updates = self._done  # of the next pass, too
         return finite
+
+    def _adapt(self, batch: Tensor) -> Scalars:
+        """Do one update, and tell of it; of a first pass over a site nobody knows how many there will be."""
+        scalars = self.method.adapt(batch)
+        self._done += 1
+        self._tell(self._done, max(self._done, self._updates))
+        return scalars
 
     def adapt_and_predict(self, images: Tensor) -> Tensor | None:
         """Return probabilities (N, L, *spatial) of one unit, adapted to first where units are.
@@ -145,9 +163,11 @@ class Driver:
             self.method.reset()
         finite = True
         images = self.method.to_device(images)  # once, not batch by batch
-        for epoch in range(self.method.params.epochs):
+        epochs = self.method.params.epochs
+        self._done, self._updates = 0, epochs * self.method.updates(len(images))
+        for epoch in range(epochs):
             self.method.start_epoch(epoch, self.method.batches(images))
-            finite &= self._note([self.method.adapt(batch) for batch in self.method.batches(images)])
+            finite &= self._note([self._adapt(batch) for batch in self.method.batches(images)])
         return finite
 
     def _diverged(self) -> bool:

@@ -135,6 +135,14 @@ class Guard:
         found = compared(masks, self.candidates, source.shape[1], self.steadiness)
         return signals | found, masks
 
+    def passes(self, slices: int) -> float:
+        """Return the single-slice forward passes that judging a case of ``slices`` slices takes, about.
+
+        Source and adapted are predicted already; of the one that is taken a further prediction may be needed.
+        """
+        whole = slices * (len(self.candidates) * (1.0 + sum(zoom**2 for zoom in ZOOMS)) - 1.0)
+        return whole + min(slices, MAX_SLICES) * (len(self.candidates) - 1)
+
     def _moved(self) -> float:
         """Return the distance of the adapted weights from the source's, relative to their norm."""
         pairs = zip(self.method.predictor.parameters(), self.source.model.parameters(), strict=True)

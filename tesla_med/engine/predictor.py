@@ -77,6 +77,13 @@ class Predictor:
         """Return the unit in the scaling that is chosen for it."""
         return unit if self._choose is None else self._choose(unit)
 
+    def passes(self, slices: int) -> float:
+        """Return the single-slice forward passes for ``slices`` slices, without those of updates."""
+        found = self.source.predicting_passes(slices)
+        found += self.method.predicting_passes(slices) if self.method.adapts else 0.0
+        judges = [item for item in (self._choose, self.guard) if item is not None]
+        return found + sum(item.passes(slices) for item in judges) + self.recalibrate * len(GAMMAS) * slices
+
     def __call__(self, images: Tensor) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.
 

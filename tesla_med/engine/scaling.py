@@ -49,6 +49,12 @@ class Chooser:
         images = unit.scalings[found.name] if found.name else unit.images
         return replace(unit, images=images, scalings={}, scaling=found)
 
+    def passes(self, slices: int) -> float:
+        """Return the single-slice forward passes that a choice takes where nothing is unusual."""
+        views = sum(zoom**2 for zoom in ZOOMS)
+        each = 1 + len(self.config.candidates) if norm_layers(self.source.model) else 1 + views
+        return each * min(slices, self.config.slices)
+
     def _attempted(self, images: Mapping[str, Tensor]) -> Scaling:
         """Return the choice, made with fewer slices at once where memory runs out."""
         for attempt in attempts((self.source,), lambda: None, len(images[TRAINED])):

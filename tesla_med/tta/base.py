@@ -159,10 +159,17 @@ class TTAMethod(Execution, ABC):
         """Return the forward passes that an update costs per slice; a backward pass counts as two."""
         return 0
 
+    def learning_passes(self, slices: int) -> float:
+        """Return the single-slice forward passes that the updates on a case of ``slices`` slices cost."""
+        return float(self.params.epochs * self.slices_seen(slices) * self.passes_per_update())
+
+    def predicting_passes(self, slices: int) -> float:
+        """Return the single-slice forward passes of a prediction."""
+        return float((slices if self._case_statistics else 0) + slices)
+
     def passes(self, slices: int) -> float:
         """Return the approximate number of single-slice forward passes for a case of ``slices`` slices."""
-        updates = self.params.epochs * self.slices_seen(slices) * self.passes_per_update()
-        return float(updates + (slices if self._case_statistics else 0) + slices)
+        return self.learning_passes(slices) + self.predicting_passes(slices)
 
     # ------------------------------------------------------------ state
 

@@ -76,9 +76,9 @@ class BN(TTAMethod):
         self.steps += 1
         return {}
 
-    def passes(self, slices: int) -> float:
-        """Return one pass for the statistics and one for the prediction."""
-        return 2.0 * slices
+    def passes_per_update(self) -> float:
+        """Count the pass for the statistics."""
+        return 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the common state and the mean over batches so far."""

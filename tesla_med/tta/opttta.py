@@ -100,6 +100,10 @@ class OptTTA(TTAMethod):
         else:
             yield images
 
+    def updates(self, slices: int) -> int:
+        """Return how many batches a pass has: one, unless they are taken in order."""
+        return super().updates(slices) if self.params.draw == "ordered" else 1
+
     def adapt(self, images: Tensor) -> Scalars:
         """Learn magnitudes on the (N, C, H, W) slices of a volume; on the first one, choose sub-policies."""
         p: OptTTAParams = self.params
@@ -199,13 +203,15 @@ class OptTTA(TTAMethod):
             result[f"policy/magnitude/{name}"] = sum(values) / max(len(values), 1)
         return result
 
-    def passes(self, slices: int) -> float:
-        """Return the forward passes, including the whole search while nothing has been chosen."""
+    def learning_passes(self, slices: int) -> float:
+        """Return the forward passes of the updates, of the whole search while nothing has been chosen."""
         p: OptTTAParams = self.params
         learned = p.later_steps * len(self.kept) if self.kept else p.first_steps * len(self.policies)
-        batch = p.batch_slices or slices
-        views = p.views * min(p.keep, len(self.policies))
-        return float(p.epochs * learned * batch * 3 + views * slices)
+        return float(p.epochs * learned * (p.batch_slices or slices) * 3)
+
+    def predicting_passes(self, slices: int) -> float:
+        """Return the forward passes of a prediction, with every view."""
+        return float(self.params.views * min(self.params.keep, len(self.policies)) * slices)
 
     # ------------------------------------------------------------ state
 

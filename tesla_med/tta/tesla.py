@@ -344,10 +344,10 @@ class TeSLA(AugmentedMethod):
         views: int = self.params.weak_views
         return views + self._policy_passes() + 6 + (self.source is not None)
 
-    def passes(self, slices: int) -> float:
-        """Return the forward passes, with every view of a prediction."""
+    def predicting_passes(self, slices: int) -> float:
+        """Return the forward passes of a prediction, with every view."""
         more_views: int = self.params.predict_views - 1
-        return super().passes(slices) + slices * more_views
+        return super().predicting_passes(slices) + slices * more_views
 
     # ------------------------------------------------------------ state
 

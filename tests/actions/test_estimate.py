@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import small_site as small
 
-from tesla_med.actions import estimate as estimates
 from tesla_med.actions.estimate import estimate
+from tesla_med.actions.forecast import _Meter
 from tesla_med.config.models import Region
 from tesla_med.plan import RunRequest, make_plan
 
@@ -44,22 +44,23 @@ def test_lists_every_case(volumes, weights):
     assert "truncated" in result.cases[2].problem
     assert result.size == (32, 32)
     assert result.region == "whole field"
-    assert result.seconds > 0
-    assert result.memory_mib > 0
+    assert result.forecast.seconds > 0
+    assert result.forecast.memory_mib > 0
 
 
 def test_adapting_costs_more_than_predicting(volumes, weights, monkeypatch):
-    monkeypatch.setattr(estimates, "_forward_seconds", lambda model, images: 0.5)  # on any machine
-    source, tesla = (of(volumes, weights, method=name) for name in ("source", "tesla"))
+    monkeypatch.setattr(_Meter, "_timed", lambda self, work, **_: (50.0, 2.0**20))  # on any machine
+    source, tesla = (of(volumes, weights, method=name).forecast for name in ("source", "tesla"))
     assert tesla.seconds > 3 * source.seconds
-    assert tesla.memory_mib > source.memory_mib
+    assert tesla.seconds_per_unit > 3 * source.seconds_per_unit
+    assert {text for text, _ in source.faster} < {text for text, _ in tesla.faster}
 
 
 def test_nothing_readable(volumes, weights):
     for path in volumes.glob("Case0?.nii.gz"):
         small.truncate(path)
     result = of(volumes, weights)
-    assert (result.seconds, result.memory_mib, result.size) == (0.0, 0.0, None)
+    assert (result.forecast.seconds, result.forecast.memory_mib, result.size) == (0.0, 0.0, None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Without a terminal every case is a line on standard error, with n/N, its seconds and the time left; a
-remark about a case is printed once, with --verbose too.
+"""Without a terminal every case is a line on standard error, with n/N, its name, its seconds and the time
+left; a remark about a case is printed once, with --verbose too.
 """
 
 import re
@@ -34,8 +34,9 @@ def place(tmp_path, monkeypatch):
 def test_a_line_a_case(place, known_weights, capsys, more):
     assert adapt(known_weights(), "--method", "source", *more) == 0
     said = capsys.readouterr().err
-    lines = re.findall(r"^cases (\d)/4: \d+\.\d s, (?:about \d+ s left|\d+ s in all)$", said, re.MULTILINE)
-    assert lines == ["1", "2", "3", "4"]
+    pattern = r"^cases (\d)/4: (Case\d+), \d+\.\d s, (?:about \d+ s left|\d+ s in all)$"
+    lines = re.findall(pattern, said, re.MULTILINE)
+    assert lines == [(str(number + 1), f"Case0{number}") for number in range(4)]
     assert said.count("not finite") == 1
     assert "Remark: Case01: 1 voxels that were not finite" in said
 
@@ -51,7 +52,7 @@ def test_a_failed_case_is_told_once(place, known_weights, capsys):
     small.truncate(place / "nii/Case02.nii.gz")
     assert adapt(known_weights(), "--method", "source") == 1
     said = capsys.readouterr().err
-    assert len([line for line in said.splitlines() if "Case02" in line]) == 1
+    assert len([line for line in said.splitlines() if "Case02: " in line]) == 1
 
 
 def test_nothing_when_quiet(place, known_weights, capsys):
@@ -66,7 +67,7 @@ def test_many_tiles_are_few_lines(tmp_path, tile_weights, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = {"pipeline": "kather"}
     assert adapt(tile_weights, "--method", "source", **line) == 0
-    assert "tiles " not in capsys.readouterr().err
+    assert not re.search(r"^tiles ", capsys.readouterr().err, re.MULTILINE)
     monkeypatch.setattr(console, "EVERY_SECONDS", 0.0)
     assert adapt(tile_weights, "--method", "source", "--overwrite", **line) == 0
     said = capsys.readouterr().err

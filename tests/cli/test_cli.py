@@ -192,7 +192,8 @@ def test_dry_run_writes_nothing(place, weights, capsys):
     before = small.files_below(place)
     assert adapt("--dry-run", weights=weights) == 0
     text = capsys.readouterr().out
-    for word in ("Case00", "Case01", "32x32x4", "Region: whole field", "Estimate:", " s on cpu", "MiB"):
+    words = "Case00", "Case01", "32x32x4", "Region: whole field", "Estimate:", " s in all for 2 cases on cpu"
+    for word in (*words, "memory of the process"):
         assert word in text
     assert adapt("--dry-run", "--json", weights=weights) == 0
     content = one_object(capsys.readouterr().out)

@@ -132,6 +132,11 @@ class Execution:
             for start in range(0, count, size):
                 yield images[start : start + size]
 
+    def updates(self, slices: int) -> int:
+        """Return how many batches one pass over a case of ``slices`` slices has."""
+        drawn: int | None = self.params.updates_per_case if self.params.draw == "replacement" else None
+        return drawn or -(-slices // self.at_most(self.params.batch_slices or slices))
+
     def slices_seen(self, slices: int) -> int:
         """Return how many slices the updates of one pass over a case of ``slices`` slices see."""
         batch = self.params.batch_slices or slices
