@@ -39,6 +39,7 @@ class Cases:
     """Slices of made-up cases, in place of a folder of files."""
 
     joined = True
+    channels = None
 
     def __init__(self, *cases):
         self.cases = cases

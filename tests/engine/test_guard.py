@@ -617,7 +617,7 @@ def test_without_guard_the_adapted_probabilities_are_taken(make_images):
 
 def test_what_is_not_finite_is_the_source(make_images, monkeypatch):
     predictor = predictor_with([], monkeypatch)
-    monkeypatch.setattr(predictor.driver, "adapt_and_predict", lambda _: None)
+    monkeypatch.setattr(predictor.driver, "adapt_and_predict", lambda *_: None)
     outcome = predictor(make_images(4, 32, 32))
     assert outcome.verdict.collapsed
     assert "not finite" in outcome.verdict.reason
