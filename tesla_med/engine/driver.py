@@ -102,6 +102,7 @@ class Driver:
             on_pass(epoch + 1)
             if not self.finite:
                 break
+        self.method.pixel_weight = None
         progress("passes over the site", params.epochs, params.epochs)
 
     def _one_pass(self, epoch: int, batches: Callable[[], Iterator[Tensor]]) -> bool:
@@ -161,6 +162,7 @@ class Driver:
         for epoch in range(self.method.params.epochs):
             self.method.start_epoch(epoch, batches())
             finite &= self._note([self.method.adapt(batch) for batch in batches()])
+        self.method.pixel_weight = None
         return finite
 
     def _weighed(self, batch: Tensor, channels: int | None) -> Tensor:

@@ -66,9 +66,11 @@ class Histogram:
     def __init__(self) -> None:
         self.counts: Tensor | None = None
 
-    def add(self, images: Tensor) -> None:
-        """Count the values of (N, C, *spatial) images in [0, 1]."""
+    def add(self, images: Tensor, fill: Tensor | None = None) -> None:
+        """Count the values of (N, C, *spatial) images in [0, 1], but not where (N, *spatial) ``fill`` is."""
         channels = images.transpose(0, 1).flatten(1).float().cpu()
+        if fill is not None:
+            channels = channels[:, ~fill.flatten()]
         counts = torch.stack([torch.histc(channel, _BINS, 0.0, 1.0) for channel in channels]).double()
         self.counts = counts if self.counts is None else self.counts + counts
 
