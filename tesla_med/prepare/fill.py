@@ -28,7 +28,8 @@ def find_fill(array: npt.NDArray[Any], config: FillConfig, slice_axis: int = 2) 
 
     The fill value is the most frequent one on the border of the slices, in every channel its own. A voxel is
     fill if all channels hold their fill value there and a path of such voxels within the slice joins it to
-    the border. Patches that are mostly thin, as zeros among noise are, do not count.
+    the border. Patches that are mostly thin, as zeros among noise are, do not count; nor does what leaves a
+    single value: then there is nothing to measure beside it.
 
     Args:
         array: (C, I, J, K) intensities.
@@ -46,7 +47,8 @@ def find_fill(array: npt.NDArray[Any], config: FillConfig, slice_axis: int = 2) 
     if np.count_nonzero(found) < least or found.all():
         return None
     result: BoolArray = np.moveaxis(found, 0, slice_axis)
-    return result
+    rest = array[:, ~result]
+    return None if (rest.min(axis=1) == rest.max(axis=1)).all() else result
 
 
 def _border_value(slices: npt.NDArray[Any]) -> Any:

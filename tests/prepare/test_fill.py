@@ -64,6 +64,7 @@ def test_zeros_among_noise_are_no_fill(share):
 def test_noise_and_a_constant_volume_have_none():
     assert find_fill(noise()[None], ON) is None
     assert find_fill(np.zeros((1, 8, 8, 2), np.float32), ON) is None
+    assert find_fill(np.where(corners(), 0.0, 100.0)[None], ON) is None  # two values: nothing would be left
 
 
 def test_channels_must_agree_each_with_its_own_value():
