@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
 from tesla_med.errors import TeslaMedError
 from tesla_med.io.nifti import slice_axis
@@ -162,10 +162,22 @@ def count_runs(
     return found
 
 
+def fill_left_out(runs: Iterable[RunFolder]) -> FillConfig:
+    """Return what finished runs took for fill: that of the first one that looked for it."""
+    for folder in runs:
+        with suppress(TeslaMedError, KeyError, TypeError, ValueError):
+            found = FillConfig.model_validate(folder.read()["settings"]["pipeline"]["preprocessing"]["fill"])
+            if found.enabled:
+                return found
+    return FillConfig()
+
+
 def count_cases(
     cases: Sequence[Case], site: SiteConfig, pipeline: PipelineConfig, runs: Mapping[Any, RunFolder]
 ) -> Iterator[dict[Any, CalibrationCounts]]:
-    """Yield :func:`count_runs` of every case; a few threads read."""
+    """Yield :func:`count_runs` of every case, without fill as the runs left it out; a few threads read."""
+    preprocessing = pipeline.preprocessing.model_copy(update={"fill": fill_left_out(runs.values())})
+    pipeline = pipeline.model_copy(update={"preprocessing": preprocessing})
     count = partial(count_runs, site=site, pipeline=pipeline, runs=runs)
     with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
         yield from pool.map(count, cases)
