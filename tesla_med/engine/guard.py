@@ -137,7 +137,7 @@ class Guard:
             masks = {name: largest_of(mask) for name, mask in masks.items()}
         found = compared(masks, self.candidates, source.shape[1], self.steadiness)
         if fill is not None:  # the field is what was measured
-            field = 1.0 - float(fill.float().mean())
+            field = max(1.0 - float(fill.float().mean()), 1.0 / fill.numel())
             found |= {key: value / field for key, value in found.items() if key.startswith("foreground_")}
         return signals | found, masks
 
