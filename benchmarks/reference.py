@@ -117,7 +117,7 @@ def run_site(
         driver.adapt_to_site(SiteImages(reader.refs, reader, predictor.scaled))
     for ref in reader.refs:
         unit = predictor.scaled(reader(ref))
-        outcome = predictor(unit.images)
+        outcome = predictor(unit.images, unit.fill)
         verdict, classes = outcome.verdict, outcome.probs.shape[1]
         probs = outcome.probs
         native = unit.content.prepared.restore(probs).argmax(0)
@@ -207,9 +207,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for task, sites in SITES.items():
         for site_id in [item for item in sites if not options.sites or item in options.sites]:
             site = load_site(f"{task}/{site_id}")
-            base = load_pipeline(task)
-            reader = Reader(site, base, options.data / task, options.limit)
-            model = load_model(options.weights / WEIGHTS[task], base).model
+            loaded = load_model(options.weights / WEIGHTS[task], load_pipeline(task))
+            model = loaded.model
+            reader = Reader(site, loaded.pipeline, options.data / task, options.limit)
             kept: dict[str, dict[str, torch.Tensor]] = {}
             for recipe in options.recipes:
                 for protocol in options.protocols:

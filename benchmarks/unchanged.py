@@ -40,6 +40,9 @@ EXPECTED: dict[str, str] = {
     "run.json: method.parameters": (
         "runs on tiles now state the parameters of the method, as runs on volumes do"
     ),
+    "run.json: notes[1]: taken from the weights' card": (
+        "the card of the earlier commit's weights does not know preprocessing.fill, which is off for them"
+    ),
     "adapted.json: acquisition": (
         "cards of adapted classifiers repeat the source's acquisition, which tiles lack"
     ),

@@ -242,7 +242,7 @@ def volumes_of(
     for ref, read in zip(reader.refs, ahead(reader.refs, reader, 2), strict=True):
         start = time.perf_counter()
         unit = predictor.scaled(read)
-        outcome = predictor(unit.images)
+        outcome = predictor(unit.images, unit.fill)
         probs = other.adapt_and_predict(unit.images)
         row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline, steady)
         chosen = unit.scaling or Scaling("", "", {})

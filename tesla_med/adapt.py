@@ -171,7 +171,7 @@ class _Run:
             if isinstance(loaded, Failure):
                 raise loaded.error
             loaded = self.predict.scaled(loaded)
-            outcome = None if loaded.images is None else self.predict(loaded.images)
+            outcome = None if loaded.images is None else self.predict(loaded.images, loaded.fill)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
                 self._save(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
             finished = self.task.finish(self.folder, loaded, outcome)

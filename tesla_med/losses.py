@@ -35,7 +35,7 @@ def flipped_cross_entropy(
     """
     probs = functional.softmax(logits.float(), dim=1)
     log_targets = pseudo_labels.detach().float().clamp_min(EPSILON).log()
-    return _mean(-(probs * log_targets).sum(dim=1), pixel_weight)
+    return weighted_mean(-(probs * log_targets).sum(dim=1), pixel_weight)
 
 
 def cross_entropy(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
@@ -52,25 +52,42 @@ def cross_entropy(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | 
         Scalar >= 0.
     """
     log_probs = functional.log_softmax(logits.float(), dim=1)
-    return _mean(-(pseudo_labels.detach().float() * log_probs).sum(dim=1), pixel_weight)
+    return weighted_mean(-(pseudo_labels.detach().float() * log_probs).sum(dim=1), pixel_weight)
 
 
-def entropy(logits: Tensor) -> Tensor:
+def label_cross_entropy(logits: Tensor, labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
+    """Return the cross-entropy as PyTorch defines it, with weights of pixels.
+
+    Args:
+        logits: (N, L, *spatial).
+        labels: (N, *spatial) class indices, or (N, L, *spatial) distributions over L.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+
+    Returns:
+        Scalar >= 0.
+    """
+    if pixel_weight is None:
+        return functional.cross_entropy(logits, labels)
+    return weighted_mean(functional.cross_entropy(logits, labels, reduction="none"), pixel_weight)
+
+
+def entropy(logits: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
     """Return the conditional entropy: mean of -sum_k f_s log f_s over batch and pixels.
 
     What Tent minimises, and the first term of SHOT's information maximisation.
 
     Args:
         logits: (N, L, *spatial).
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
 
     Returns:
         Scalar in [0, log L].
     """
     log_probs = functional.log_softmax(logits.float(), dim=1)
-    return -(log_probs.exp() * log_probs).sum(dim=1).mean()
+    return weighted_mean(-(log_probs.exp() * log_probs).sum(dim=1), pixel_weight)
 
 
-def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
+def class_marginal(logits: Tensor, prior: Tensor | None = None, pixel_weight: Tensor | None = None) -> Tensor:
     """Return the class-marginal term, the second of Eq. 3: sum_k m_k log m_k, or KL(m || prior).
 
     m is the mean of the student's probabilities over batch and pixels. Without a prior the term is
@@ -79,17 +96,32 @@ def class_marginal(logits: Tensor, prior: Tensor | None = None) -> Tensor:
     Args:
         logits: (N, L, *spatial).
         prior: (L,) expected class shares, or None for the paper's term.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
 
     Returns:
         Scalar in [-log L, 0] without a prior, >= 0 with one.
     """
     probs = functional.softmax(logits.float(), dim=1)
-    marginal = probs.mean(dim=[0, *range(2, probs.dim())])
+    marginal = class_shares(probs, pixel_weight)
     term = torch.special.xlogy(marginal, marginal.clamp_min(torch.finfo(marginal.dtype).tiny))  # 0 log 0 = 0
     if prior is not None:
         term = term - marginal * prior.to(marginal).clamp_min(EPSILON).log()
     total: Tensor = term.sum()
     return total
+
+
+def class_shares(probs: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
+    """Return the mean (L,) of (N, L, *spatial) probabilities over batch and space.
+
+    Args:
+        probs: (N, L, *spatial).
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+    """
+    axes = [0, *range(2, probs.dim())]
+    if pixel_weight is None:
+        return probs.mean(dim=axes)
+    weight = pixel_weight.to(probs)
+    return (probs * weight[:, None]).sum(dim=axes) / weight.sum().clamp_min(EPSILON)
 
 
 def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
@@ -106,21 +138,27 @@ def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | N
     log_probs = functional.log_softmax(logits.float(), dim=1)
     targets = pseudo_labels.detach().float()
     divergence = (torch.special.xlogy(targets, targets) - targets * log_probs).sum(dim=1)
-    return _mean(divergence, pixel_weight)
+    return weighted_mean(divergence, pixel_weight)
 
 
-def negative_entropy(probs: Tensor) -> Tensor:
+def negative_entropy(probs: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
     """Return sum_k p log p averaged over space, one value an image: the first term of Eq. 8.
 
     Args:
         probs: (N, L, *spatial) in [0, 1]; where a warp brought in zeros the sum may be below 1.
+        pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
 
     Returns:
         (N,) values in [-log L, 0].
     """
     safe = probs.float().clamp_min(0)
     per_pixel = torch.xlogy(safe, safe.clamp_min(EPSILON)).sum(dim=1)
-    return per_pixel.flatten(1).mean(dim=1) if per_pixel.dim() > 1 else per_pixel
+    if per_pixel.dim() == 1:
+        return per_pixel
+    if pixel_weight is None:
+        return per_pixel.flatten(1).mean(dim=1)
+    weight = pixel_weight.to(per_pixel)
+    return (per_pixel * weight).flatten(1).sum(dim=1) / weight.flatten(1).sum(dim=1).clamp_min(EPSILON)
 
 
 def normalised_entropy(probs: Tensor) -> Tensor:
@@ -130,7 +168,8 @@ def normalised_entropy(probs: Tensor) -> Tensor:
     return (entropy / math.log(probs.shape[1])).clamp(0, 1)
 
 
-def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Return the mean of (N, *spatial) values under weights of the same shape; 0 where these are all 0."""
     if weight is None:
         return values.mean()
     weight = weight.to(values)

@@ -64,7 +64,8 @@ class CaseResult(Record):
     ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
     adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
     ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
-    was chosen for the case; ``slices``, ``voxels``: of the image.
+    was chosen for the case; ``slices``, ``voxels``: of the image; ``fill_voxels``: of these, fill (see
+    ``tesla_med.prepare.fill``).
     """
 
     case: str
@@ -81,6 +82,7 @@ class CaseResult(Record):
     seconds: float = 0.0
     slices: int = 0
     voxels: int = 0
+    fill_voxels: int = 0
     input_sha256: str = ""
     entropy: float | None = None
     entropy_source: float | None = None
@@ -126,6 +128,7 @@ class CaseResult(Record):
             "reason": self.reason,
             "seconds": round(self.seconds, 3),
             "slices": self.slices,
+            "fill_voxels": self.fill_voxels,
             "input_sha256": self.input_sha256,
             "signals": {name: round(value, 6) for name, value in self.signals.items()},
             "notes": list(self.notes),

@@ -151,6 +151,7 @@ class Unit:
         failed: item -> reason of those that could not be read.
         scalings: the same images in other scalings, by their names.
         scaling: what was chosen among them, where there was a choice.
+        fill: (N, *spatial) bool, where images hold no measurement; None for nowhere.
     """
 
     ref: Ref
@@ -161,6 +162,7 @@ class Unit:
     failed: Mapping[str, str] = field(default_factory=dict)
     scalings: Mapping[str, Tensor] = field(default_factory=dict)
     scaling: Scaling | None = None
+    fill: Tensor | None = None
 
 
 @dataclass(frozen=True)

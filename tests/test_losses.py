@@ -284,3 +284,28 @@ def test_plain_cross_entropy_is_torchs_with_soft_targets():
     assert losses.cross_entropy(logits, labels, weight).item() == pytest.approx(alone.item(), rel=1e-5)
     flipped = losses.flipped_cross_entropy(logits, labels)
     assert abs(flipped.item() - value.item()) > 1e-3
+
+
+def test_pixels_without_weight_do_not_count():
+    """A weight of 0 and 1 is as if the pixels without one were not there."""
+    logits, labels = (
+        torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(4)),
+        random_probs((2, 3, 6, 5)),
+    )
+    weight = torch.zeros(2, 6, 5)
+    weight[:, :4] = 1
+    part, soft = logits[:, :, :4], labels[:, :, :4]
+    hard = labels.argmax(1)
+    pairs = [
+        (losses.entropy(logits, weight), losses.entropy(part)),
+        (losses.class_marginal(logits, pixel_weight=weight), losses.class_marginal(part)),
+        (losses.class_shares(labels, weight).sum(), losses.class_shares(soft).sum()),
+        (losses.label_cross_entropy(logits, hard, weight), losses.label_cross_entropy(part, hard[:, :4])),
+        (losses.label_cross_entropy(logits, labels, weight), losses.label_cross_entropy(part, soft)),
+    ]
+    for found, want in pairs:
+        assert found.item() == pytest.approx(want.item(), rel=1e-5)
+    assert torch.allclose(losses.negative_entropy(labels, weight), losses.negative_entropy(soft))
+    nothing = torch.zeros_like(weight)
+    assert losses.entropy(logits, nothing).item() == 0
+    assert losses.negative_entropy(labels, nothing).eq(0).all()

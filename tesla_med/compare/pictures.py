@@ -222,8 +222,9 @@ def sanity_check(plan: Plan, cases: Sequence[Case], count: int = 12) -> SanityCh
         if not isinstance(method, TeSLA) or not isinstance(policy, AdversarialPolicy):
             raise DataError(f"method {plan.method!r} learns no policy; the sanity check is for 'tesla'")
         images, labels = labelled_slices(case, plan.site, plan.pipeline)
-        loaded = plan.task.load(Ref(case.name, (case.name,), case)).images
-        Driver(method, plan.protocol, "case").adapt_to_case(images if loaded is None else loaded)
+        unit = plan.task.load(Ref(case.name, (case.name,), case))
+        seen = images if unit.images is None else unit.images
+        Driver(method, plan.protocol, "case").adapt_to_case(seen, unit.fill)
         order = policy.probabilities.argsort(descending=True).cpu()
         indices = np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))
         names = names or [policy.name(int(order[index])) for index in indices]

@@ -73,11 +73,23 @@ class Intensity(Section):
         return text + (", receive field divided out" if self.bias_correction else "")
 
 
+class FillConfig(Section):
+    """Fill: voxels of one value, joined to the border, that hold no measurement."""
+
+    enabled: bool = Field(
+        False, description="find fill; keep it out of range, adaptation, judgement, calibration and mask"
+    )
+    least_share: float = Field(
+        0.05, gt=0, le=1, description="share of the volume from which on such voxels count as fill"
+    )
+
+
 class Preprocessing(Section):
     """From a volume on its native grid to 2-D slices in [0, 1]; undone exactly afterwards."""
 
     orientation: str = Field("RAS", pattern=r"^[LRAPSI]{3}$")
     intensity: Intensity = Intensity()
+    fill: FillConfig = FillConfig()
     spacing: tuple[float, float, float] | None = Field(
         None, description="resample to this voxel size in mm; 0 keeps an axis"
     )

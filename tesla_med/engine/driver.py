@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
+from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta.base import Scalars, TTAMethod
 from tesla_med.types import UPDATES_OF, Progress
@@ -86,12 +87,15 @@ class Driver:
         """
         params = self.method.params
 
-        def batches() -> Iterable[Tensor]:
+        def cut() -> Iterator[Tensor]:
             if images.joined and params.draw == "ordered" and params.batch_slices is not None:
                 yield from images.batches(self.method.at_most(params.batch_slices))
             else:
                 for unit in images:
                     yield from self.method.batches(unit)
+
+        def batches() -> Iterator[Tensor]:
+            return (self._weighed(batch, images.channels) for batch in cut())
 
         for epoch in range(start, params.epochs if self.finite else start):
             progress("passes over the site", epoch, params.epochs)
@@ -107,9 +111,10 @@ class Driver:
             on_pass(epoch + 1)
             if not self.finite:
                 break
+        self.method.pixel_weight = None
         progress("passes over the site", params.epochs, params.epochs)
 
-    def _one_pass(self, epoch: int, batches: Callable[[], Iterable[Tensor]]) -> bool:
+    def _one_pass(self, epoch: int, batches: Callable[[], Iterator[Tensor]]) -> bool:
         """Do one pass over the site, with less memory if it must; return whether losses were finite."""
         before = self.method.state_dict()
 
@@ -133,7 +138,7 @@ class Driver:
         self._tell(self._done, max(self._done, self._updates))
         return scalars
 
-    def adapt_and_predict(self, images: Tensor) -> Tensor | None:
+    def adapt_and_predict(self, images: Tensor, fill: Tensor | None = None) -> Tensor | None:
         """Return probabilities (N, L, *spatial) of one unit, adapted to first where units are.
 
         None where a loss or a probability is not finite. Then, as after an exception, what the unit
@@ -143,7 +148,7 @@ class Driver:
             probs = self.method.predict(images) if self.finite else None
             return probs if probs is not None and _finite(probs) else None
         try:
-            probs = self.method.predict(images) if self.adapt_to_case(images) else None
+            probs = self.method.predict(images) if self.adapt_to_case(images, fill) else None
         except Exception as error:
             diverged = isinstance(error, RuntimeError) and self._diverged()
             self.method.reset()
@@ -155,20 +160,35 @@ class Driver:
             return None
         return probs
 
-    def adapt_to_case(self, images: Tensor) -> bool:
-        """Adapt to the images (N, C, *spatial) of one unit; return whether every loss was finite."""
+    def adapt_to_case(self, images: Tensor, fill: Tensor | None = None) -> bool:
+        """Adapt to the images (N, C, *spatial) of one unit; return whether every loss was finite.
+
+        Args:
+            images: of the unit.
+            fill: (N, *spatial) bool, pixels that do not count; None for none.
+        """
         if not self.method.adapts:
             return True
         if self.reset == "case":
             self.method.reset()
         finite = True
-        images = self.method.to_device(images)  # once, not batch by batch
+        whole = self.method.to_device(packed(images, fill))  # once, not batch by batch
+
+        def batches() -> Iterator[Tensor]:
+            return (self._weighed(batch, images.shape[1]) for batch in self.method.batches(whole))
+
         epochs = self.method.params.epochs
         self._done, self._updates = 0, epochs * self.method.updates(len(images))
         for epoch in range(epochs):
-            self.method.start_epoch(epoch, self.method.batches(images))
-            finite &= self._note([self._adapt(batch) for batch in self.method.batches(images)])
+            self.method.start_epoch(epoch, batches())
+            finite &= self._note([self._adapt(batch) for batch in batches()])
+        self.method.pixel_weight = None
         return finite
+
+    def _weighed(self, batch: Tensor, channels: int | None) -> Tensor:
+        """Return the images of a batch, and tell the method the weight of their pixels."""
+        images, self.method.pixel_weight = unpacked(batch, channels)
+        return images
 
     def _diverged(self) -> bool:
         """Whether a weight is not finite: why, for example, nothing can be drawn from a policy."""

@@ -30,6 +30,7 @@ from tesla_med.engine.signals import (
 )
 from tesla_med.models.base import Network, norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, running_statistics, statistics_distance
+from tesla_med.prepare.fill import hidden
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Verdict
 
@@ -88,21 +89,22 @@ class Guard:
         self.candidates = tuple(name for name in possible if name in config.candidates)
 
     @torch.no_grad()
-    def judge(self, images: Tensor, source: Tensor, adapted: Tensor) -> Verdict:
+    def judge(self, images: Tensor, source: Tensor, adapted: Tensor, fill: Tensor | None = None) -> Verdict:
         """Return which network to take for one volume.
 
         Args:
             images: (N, C, H, W) in [0, 1], its slices in order.
             source: (N, L, H, W) probabilities of the source model.
             adapted: (N, L, H, W) probabilities of the adapted one.
+            fill: (N, H, W) bool, pixels where no mask has foreground; None for nowhere.
         """
-        signals, masks = self.look(images, source, adapted)
+        signals, masks = self.look(images, source, adapted, fill)
         verdict = judge(signals, self.config)
         supports = supports_of(masks, candidate_of(verdict), source.shape[1], self.steadiness)
         return replace(verdict, signals=verdict.signals | supports)
 
     def look(
-        self, images: Tensor, source: Tensor, adapted: Tensor
+        self, images: Tensor, source: Tensor, adapted: Tensor, fill: Tensor | None = None
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Return what is known without labels, and the masks it was seen in.
 
@@ -125,6 +127,7 @@ class Guard:
                 masks[name] = predicted_class(probs)
                 for zoom in ZOOMS:
                     masks[f"{name}@{zoom}"] = zoomed_mask(self.method, network, images, zoom)
+        masks = {name: hidden(mask, fill) for name, mask in masks.items()}
         signals |= {
             f"{key}_{name}": value
             for name in ("source", "adapted")
@@ -133,6 +136,9 @@ class Guard:
         if self.largest:
             masks = {name: largest_of(mask) for name, mask in masks.items()}
         found = compared(masks, self.candidates, source.shape[1], self.steadiness)
+        if fill is not None:  # the field is what was measured
+            field = max(1.0 - float(fill.float().mean()), 1.0 / fill.numel())
+            found |= {key: value / field for key, value in found.items() if key.startswith("foreground_")}
         return signals | found, masks
 
     def passes(self, slices: int) -> float:

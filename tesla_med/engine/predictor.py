@@ -84,24 +84,25 @@ class Predictor:
         judges = [item for item in (self._choose, self.guard) if item is not None]
         return found + sum(item.passes(slices) for item in judges) + self.recalibrate * len(GAMMAS) * slices
 
-    def __call__(self, images: Tensor) -> Outcome:
+    def __call__(self, images: Tensor, fill: Tensor | None = None) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.
 
-        Where adaptation collapsed or failed, the case leaves no trace in the method.
+        Nothing is learned or judged from pixels of ``fill``, (N, H, W). Where adaptation collapsed or failed,
+        the case leaves no trace in the method.
         """
-        outcome = self._judged(images)
+        outcome = self._judged(images, fill)
         if not self.recalibrate or outcome.verdict.used == "source":
             return outcome
         with self.deployed(images, outcome.verdict) as network:
             styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
-        found = fit_temperature_to_masks(outcome.probs, styled)
+        found = fit_temperature_to_masks(outcome.probs, styled, fill)
         signals = outcome.verdict.signals | {"temperature": found.temperature}
         verdict = replace(outcome.verdict, signals=signals)
         return replace(outcome, verdict=verdict, temperature=found.temperature)
 
-    def _judged(self, images: Tensor) -> Outcome:
+    def _judged(self, images: Tensor, fill: Tensor | None) -> Outcome:
         if not self.method.adapts:
-            return self._attempts(images, lambda: None)
+            return self._attempts(images, fill, lambda: None)
         carries_on = self.driver.case_by_case and self.driver.reset != "case"
         before = self.method.state_dict() if carries_on else None
         generators = self.method.generator.get_state(), self.method.noise_generator.get_state()
@@ -113,7 +114,7 @@ class Predictor:
             self.method.noise_generator.set_state(generators[1])
 
         try:
-            outcome = self._attempts(images, restore)
+            outcome = self._attempts(images, fill, restore)
         except Exception:
             restore()
             raise
@@ -121,7 +122,7 @@ class Predictor:
             restore()
         return outcome
 
-    def _attempts(self, images: Tensor, restore: Callable[[], None]) -> Outcome:
+    def _attempts(self, images: Tensor, fill: Tensor | None, restore: Callable[[], None]) -> Outcome:
         """Return the first attempt for which memory suffices; its reason says what was done about it."""
         driver, count = self.driver, images.shape[0]
         most = min(max(self.method.params.batch_slices or count, self.method.context.predict_batch), count)
@@ -135,22 +136,22 @@ class Predictor:
         )
         for attempt in tries:
             with attempt:
-                outcome = self._attempt(images)
+                outcome = self._attempt(images, fill)
                 self._limit = attempt.limit if self.remember else None
                 reason = "; ".join(text for text in (outcome.verdict.reason, attempt.note) if text)
                 return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
         raise AssertionError("the last attempt raises")  # for the type checker
 
-    def _attempt(self, images: Tensor) -> Outcome:
+    def _attempt(self, images: Tensor, fill: Tensor | None) -> Outcome:
         source = self.source.predict(images)
         if not self.method.adapts:
             return Outcome(source, source, Verdict(0.0, ""))
-        probs = self.driver.adapt_and_predict(images)
+        probs = self.driver.adapt_and_predict(images, fill)
         if probs is None:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
             return Outcome(source, probs, Verdict(1.0, ""))
-        verdict = self.guard.judge(images, source, probs)
+        verdict = self.guard.judge(images, source, probs, fill)
         if verdict.used == "source":
             probs = source
         elif verdict.used == "partial":

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from tesla_med.errors import DataError
 from tesla_med.models.base import predicted_class
+from tesla_med.prepare.fill import hidden
 
 GAMMAS = (0.7, 1.4)
 """Changes of contrast under which the mask should stay."""
@@ -151,7 +152,9 @@ def style_agreement(mask: Tensor, styled_masks: Sequence[Tensor], region: Tensor
     return kept / (pixels * len(styled_masks))
 
 
-def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> TemperatureFit:
+def fit_temperature_to_masks(
+    probs: Tensor, styled_masks: Sequence[Tensor], fill: Tensor | None = None
+) -> TemperatureFit:
     """Choose T without labels: mean confidence over the region equals the agreement across styles.
 
     Confidence is the highest probability of a pixel, of the images as they are. It falls as T
@@ -162,6 +165,7 @@ def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> T
         probs: (N, L, H, W) in [0, 1], summing to 1 over L, of the images as they are.
         styled_masks: K >= 1 masks (N, H, W) of class indices 0 to L - 1, of the same slices and pixels,
             after a change of style (contrast, gamma) that leaves the anatomy in its place.
+        fill: (N, H, W) bool, pixels that do not count; None for none.
 
     Returns:
         The temperature and what it was chosen from. T is 1 where nothing can be chosen: no
@@ -172,8 +176,11 @@ def fit_temperature_to_masks(probs: Tensor, styled_masks: Sequence[Tensor]) -> T
         DataError: there is no mask, shapes do not fit, or values are no probabilities.
     """
     _check_probs(probs, "probabilities")
-    mask = predicted_class(probs)
+    mask = hidden(predicted_class(probs), fill)
+    styled_masks = [hidden(styled, fill) for styled in styled_masks]
     region = style_region([mask, *styled_masks])
+    if fill is not None:
+        region &= ~fill.to(region.device)
     agreement = style_agreement(mask, styled_masks, region)
     if agreement is None:
         return TemperatureFit(1.0, None, None, 0)

@@ -20,6 +20,7 @@ from tesla_med.engine.memory import attempts
 from tesla_med.engine.signals import ZOOMS, consistency, zoomed_mask
 from tesla_med.models.base import norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, evenly_spaced, running_statistics, statistics_distance
+from tesla_med.prepare.fill import hidden
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Scaling, Unit
 
@@ -45,7 +46,9 @@ class Chooser:
             return unit
         found = self._chosen.get(unit.ref.name)
         if found is None:
-            found = self._chosen[unit.ref.name] = self._attempted({TRAINED: unit.images, **unit.scalings})
+            found = self._chosen[unit.ref.name] = self._attempted(
+                {TRAINED: unit.images, **unit.scalings}, unit.fill
+            )
         images = unit.scalings[found.name] if found.name else unit.images
         return replace(unit, images=images, scalings={}, scaling=found)
 
@@ -55,34 +58,40 @@ class Chooser:
         each = 1 + len(self.config.candidates) if norm_layers(self.source.model) else 1 + views
         return each * min(slices, self.config.slices)
 
-    def _attempted(self, images: Mapping[str, Tensor]) -> Scaling:
+    def _attempted(self, images: Mapping[str, Tensor], fill: Tensor | None) -> Scaling:
         """Return the choice, made with fewer slices at once where memory runs out."""
         for attempt in attempts((self.source,), lambda: None, len(images[TRAINED])):
             with attempt:
-                return self.choose(images)
+                return self.choose(images, fill)
         raise AssertionError("the last attempt raises")  # for the type checker
 
     @torch.no_grad()
-    def choose(self, images: Mapping[str, Tensor]) -> Scaling:
-        """Return the choice among the images (N, C, H, W) of one volume, by scaling, the training's first."""
+    def choose(self, images: Mapping[str, Tensor], fill: Tensor | None = None) -> Scaling:
+        """Return the choice among the images (N, C, H, W) of one volume, by scaling, the training's first.
+
+        No mask has foreground in ``fill``, (N, H, W).
+        """
         few = {name: evenly_spaced(item, self.config.slices) for name, item in images.items()}
         if norm_layers(self.source.model):
             return nearest({name: self._distance(item) for name, item in few.items()}, self.config)
-        trained = self._steadiness(few[TRAINED])
+        unmeasured = None if fill is None else evenly_spaced(fill, self.config.slices)
+        trained = self._steadiness(few[TRAINED], unmeasured)
         if trained >= self.config.unsteady:
             return Scaling("", "", {f"scaling_consistency_{TRAINED}": trained})
-        return steadiest({name: self._steadiness(item) for name, item in few.items()}, self.config)
+        return steadiest(
+            {name: self._steadiness(item, unmeasured) for name, item in few.items()}, self.config
+        )
 
     def _distance(self, images: Tensor) -> float:
         before = copied(running_statistics(self.source.model))
         with self.source.own_statistics(self.source.model, images, self.config.slices):
             return statistics_distance(before, running_statistics(self.source.model))
 
-    def _steadiness(self, images: Tensor) -> float:
+    def _steadiness(self, images: Tensor, fill: Tensor | None) -> float:
         network = self.source.model
         probs = self.source.probabilities(network, images)
-        views = [zoomed_mask(self.source, network, images, zoom) for zoom in ZOOMS]
-        return consistency(predicted_class(probs), views, probs.shape[1])
+        views = [hidden(zoomed_mask(self.source, network, images, zoom), fill) for zoom in ZOOMS]
+        return consistency(hidden(predicted_class(probs), fill), views, probs.shape[1])
 
 
 def nearest(distances: Mapping[str, float], config: ScalingChoice) -> Scaling:

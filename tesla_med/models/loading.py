@@ -12,6 +12,8 @@ from tesla_med.errors import CheckpointError
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read_card, read_state
 
+NO_FILL = "weights without a card: fill is left alone (--set preprocessing.fill.enabled=true keeps it out)"
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -42,9 +44,12 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     card = read_card(path)
     if card is None:
         text = f"{path.name} has no card: the preprocessing and model of pipeline {pipeline.name!r} are used"
-        resolved: PipelineConfig = pipeline
+        resolved = pipeline
         warnings: tuple[str, ...] = (text,)
         notes: tuple[str, ...] = ()
+        asked = any(item.startswith("preprocessing.fill") for item in overrides)
+        if pipeline.preprocessing.fill.enabled and not asked:
+            resolved, notes = _without_fill(pipeline), (NO_FILL,)
     else:
         _check_classes(card, pipeline, path)
         resolved, warnings, notes = _follow_card(card, pipeline, overrides)
@@ -91,7 +96,8 @@ def _follow_card(
 ) -> tuple[PipelineConfig, tuple[str, ...], tuple[str, ...]]:
     """Return the pipeline with what the card remembers, but for single keys that ``overrides`` set.
 
-    With it come warnings of keys that depart from the card, and notes of what was taken from it.
+    With it come warnings of keys that depart from the card, and notes of what was taken from it. A pipeline
+    that leaves fill alone does so with every card.
     """
     paths = [text.partition("=")[0].strip().split(".") for text in overrides]
     update: dict[str, Section] = {}
@@ -110,7 +116,18 @@ def _follow_card(
             warnings.append(f"--set departs from what the weights were trained with: {'; '.join(departs)}")
         if changes := _differences(taken, _expected(given, taken, pipeline), name):
             notes.append(f"taken from the weights' card instead of the pipeline: {'; '.join(changes)}")
-    return pipeline.model_copy(update=update), tuple(warnings), tuple(notes)
+    resolved = pipeline.model_copy(update=update)
+    if resolved.preprocessing.fill.enabled and not pipeline.preprocessing.fill.enabled:
+        resolved = _without_fill(resolved)
+        notes.append(f"fill is left alone, as pipeline {pipeline.name!r} says, though not in the training")
+    return resolved, tuple(warnings), tuple(notes)
+
+
+def _without_fill(pipeline: PipelineConfig) -> PipelineConfig:
+    """Return the pipeline with fill left alone."""
+    preprocessing = pipeline.preprocessing
+    off = preprocessing.fill.model_copy(update={"enabled": False})
+    return pipeline.model_copy(update={"preprocessing": preprocessing.model_copy(update={"fill": off})})
 
 
 def _expected(given: Section, taken: Section, pipeline: PipelineConfig) -> Section:

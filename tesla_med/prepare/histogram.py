@@ -27,7 +27,7 @@ class HistogramMatching:
         self.quantiles = quantiles
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data with ``image``, (C, I, J, K), matched.
+        """Return the data with ``image``, (C, I, J, K), matched; where there is ``fill`` does not count.
 
         Raises:
             DataError: another number of channels than of quantiles.
@@ -38,15 +38,23 @@ class HistogramMatching:
                 f"the histogram to be matched has {len(self.quantiles)} channels, not {len(image)}"
             )
         changed = image.clone()
+        counted = data["fill"].as_tensor()[0] < 0.5 if "fill" in data else None
         for index, target in enumerate(self.quantiles):
-            changed[index] = matched(image[index].as_tensor(), target)
+            changed[index] = matched(image[index].as_tensor(), target, counted)
         return {**data, "image": changed}
 
 
-def matched(values: Tensor, target: Sequence[float]) -> Tensor:
-    """Return values mapped by a rising map under which their quantiles are those of the target."""
+def matched(values: Tensor, target: Sequence[float], counted: Tensor | None = None) -> Tensor:
+    """Return values mapped by a rising map under which their quantiles are those of the target.
+
+    Args:
+        values: of any shape.
+        target: evenly spaced quantiles, rising.
+        counted: of the same shape, whose quantiles they are; None for all.
+    """
     array = values.numpy().astype(np.float64)
-    own = np.quantile(array, np.linspace(0.0, 1.0, len(target)))
+    seen = array if counted is None else array[counted.numpy()]
+    own = np.quantile(seen, np.linspace(0.0, 1.0, len(target)))
     places, first, counts = np.unique(own, return_index=True, return_counts=True)
     middle = np.asarray(target)[first + (counts - 1) // 2]  # of equal quantiles the one in the middle
     return torch.from_numpy(np.interp(array, places, middle)).to(values)
@@ -58,9 +66,11 @@ class Histogram:
     def __init__(self) -> None:
         self.counts: Tensor | None = None
 
-    def add(self, images: Tensor) -> None:
-        """Count the values of (N, C, *spatial) images in [0, 1]."""
+    def add(self, images: Tensor, fill: Tensor | None = None) -> None:
+        """Count the values of (N, C, *spatial) images in [0, 1], but not where (N, *spatial) ``fill`` is."""
         channels = images.transpose(0, 1).flatten(1).float().cpu()
+        if fill is not None:
+            channels = channels[:, ~fill.flatten()]
         counts = torch.stack([torch.histc(channel, _BINS, 0.0, 1.0) for channel in channels]).double()
         self.counts = counts if self.counts is None else self.counts + counts
 

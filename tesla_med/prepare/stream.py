@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.errors import DataError, TeslaMedError
+from tesla_med.prepare.fill import packed
 from tesla_med.types import Failure, Ref, Unit
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ def named_error(name: str, error: Exception) -> TeslaMedError:
 class SiteImages:
     """The images of all units of a site, for methods that pass over it several times.
 
+    Those of units with fill have one more channel; see :func:`tesla_med.prepare.fill.packed`.
+
     Args:
         refs: the units in order.
         load: reads and prepares one.
@@ -71,6 +74,9 @@ class SiteImages:
         joined: whether a batch may hold images of several units.
         limit: bytes of prepared images kept between passes.
         count: units read ahead.
+
+    Attributes:
+        channels: of the images, fill not counted; None before the first is read.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class SiteImages:
         self._count = count
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
         self._bytes = 0
+        self.channels: int | None = None
         self.failures: dict[str, Failure] = {}
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -109,9 +116,11 @@ class SiteImages:
         if isinstance(loaded, Failure):
             self.failures[loaded.ref.name] = loaded
             return None
-        images = self._change(loaded).images
-        if images is None:
+        unit = self._change(loaded)
+        if unit.images is None:
             return None
+        self.channels = unit.images.shape[1]
+        images = packed(unit.images, unit.fill)
         size = images.numel() * images.element_size()
         if self._bytes + size <= self._limit:
             self._kept[loaded.ref.name] = images

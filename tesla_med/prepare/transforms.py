@@ -8,7 +8,7 @@ inverse, on probabilities; labels are drawn from them afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.errors import AdaptationError, DataError, GeometryError
-from tesla_med.io.nifti import axis_affine
+from tesla_med.io.nifti import axis_affine, slice_axis
+from tesla_med.prepare.fill import ScaleWithoutFill, find_fill, remark, without_fill
 from tesla_med.prepare.regions import crop_starts, crop_transforms
 from tesla_med.types import BoolArray, IntArray, Volume
 
 if TYPE_CHECKING:
     import torch
 
-_KEYS = ("image", "label", "region")
+_KEYS = ("image", "label", "region", "fill")
 MIDDLE, SMALL_SHARE = (0.1, 99.9), 0.1
 """Percentiles between which nearly all intensities lie, and the share of the range that is too little."""
 
@@ -38,6 +39,8 @@ class PreparedCase:
         slice_index: which of the ``depth`` slices were kept, ascending.
         depth: number of slices after reorientation (and resampling, if any).
         notes: remarks for the report.
+        fill: (I, J, K) bool on the native grid, true where there is fill; None for nowhere.
+        hidden: (N, H, W) bool, the same in the slices.
     """
 
     images: torch.Tensor
@@ -46,6 +49,8 @@ class PreparedCase:
     depth: int
     num_classes: int
     notes: list[str] = field(default_factory=list)
+    fill: BoolArray | None = None
+    hidden: torch.Tensor | None = None
     _transform: Any = field(default=None, repr=False)
     _traced: Any = field(default=None, repr=False)
     _shape: tuple[int, int, int] = (0, 0, 0)
@@ -58,7 +63,7 @@ class PreparedCase:
 
         Returns:
             (L, I, J, K) float32 in file order, summing to 1 over L. Voxels that the model did
-            not see are background with probability 1.
+            not see, and fill, are background with probability 1.
 
         Raises:
             AdaptationError: another shape than the slices', or values that are not finite.
@@ -86,7 +91,11 @@ class PreparedCase:
         native[0] += 1.0
         native = native.clamp_(0.0, 1.0)
         native /= native.sum(dim=0, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        return np.asarray(native.numpy(), np.float32)
+        restored = np.asarray(native.numpy(), np.float32)
+        if self.fill is not None:
+            restored[:, self.fill] = 0.0
+            restored[0, self.fill] = 1.0
+        return restored
 
 
 class Preprocessor:
@@ -128,18 +137,24 @@ class Preprocessor:
         """
         from monai.transforms import Compose
 
-        data = self._tensors(volume, region_mask, labels)
-        notes: list[str] = []
-        first = [self._orient(data), *self._scale(volume, notes)]
+        orientation = self.preprocessing.orientation
+        fill = find_fill(volume.array, self.preprocessing.fill, slice_axis(volume.affine, orientation))
+        data = self._tensors(volume, region_mask, labels, fill)
+        notes: list[str] = [] if fill is None else [remark(fill, volume.array)]
+        first = [self._orient(data), *self._scale(volume, notes, fill)]
         data = Compose(first)(data)
         self._note_spacing(volume, notes)
         second = [*self._crop(data, volume), *self._resample(data)]
         transform = Compose([*first, *second])
         data = Compose(second)(data)
-        return self._slices(data, transform, volume, notes)
+        return replace(self._slices(data, transform, volume, notes), fill=fill)
 
     def _tensors(
-        self, volume: Volume, region_mask: BoolArray | None, labels: IntArray | None
+        self,
+        volume: Volume,
+        region_mask: BoolArray | None,
+        labels: IntArray | None,
+        fill: BoolArray | None,
     ) -> dict[str, Any]:
         import torch
         from monai.data import MetaTensor
@@ -152,8 +167,9 @@ class Preprocessor:
                 "--set site.region.kind=square or point"
             )
         affine = torch.as_tensor(axis_affine(volume.affine))
-        data: dict[str, Any] = {"image": MetaTensor(torch.from_numpy(volume.array.copy()), affine=affine)}
-        for key, extra in (("label", labels), ("region", needed)):
+        array = volume.array.copy() if fill is None else without_fill(volume.array, fill)
+        data: dict[str, Any] = {"image": MetaTensor(torch.from_numpy(array), affine=affine)}
+        for key, extra in (("label", labels), ("region", needed), ("fill", fill)):
             if extra is None:
                 continue
             if extra.shape != volume.shape:
@@ -172,8 +188,8 @@ class Preprocessor:
             keys=_KEYS, axcodes=self.preprocessing.orientation, labels=axes, allow_missing_keys=True
         )
 
-    def _scale(self, volume: Volume, notes: list[str]) -> list[Any]:
-        """Return the steps of the scaling to [0, 1]; each channel has a range of its own."""
+    def _scale(self, volume: Volume, notes: list[str], fill: BoolArray | None) -> list[Any]:
+        """Return the steps of the scaling to [0, 1]; each channel has a range of its own, without fill."""
         from monai.transforms import ScaleIntensityd, ScaleIntensityRanged, ScaleIntensityRangePercentilesd
 
         from tesla_med.prepare.bias import BiasCorrection
@@ -184,6 +200,10 @@ class Preprocessor:
         steps: list[Any] = [BiasCorrection()] if corrected else []
         if intensity.scaling == "histogram":
             return [*steps, HistogramMatching(intensity.quantiles)]
+        if fill is not None:
+            if intensity.scaling == "minmax":
+                notes.extend(outlying(volume.array[:, ~fill]))
+            return [*steps, ScaleWithoutFill(intensity)]
         if len(volume.array) > 1 or corrected:
             if intensity.scaling == "percentile":
                 bounds = intensity.lower, intensity.upper
@@ -224,7 +244,7 @@ class Preprocessor:
                 Spacingd(
                     _KEYS,
                     pixdim=self.preprocessing.spacing,
-                    mode=("bilinear", "nearest", "nearest"),
+                    mode=("bilinear", "nearest", "nearest", "nearest"),
                     padding_mode="border",
                     allow_missing_keys=True,
                 )
@@ -235,9 +255,10 @@ class Preprocessor:
                 Resized(
                     _KEYS,
                     spatial_size=(*self.preprocessing.size, -1),
-                    mode=("trilinear", "nearest", "nearest"),  # the third axis keeps its size: bilinear
-                    align_corners=(False, None, None),
-                    anti_aliasing=(smooth, False, False),
+                    # the third axis keeps its size: bilinear
+                    mode=("trilinear", "nearest", "nearest", "nearest"),
+                    align_corners=(False, None, None, None),
+                    anti_aliasing=(smooth, False, False, False),
                     allow_missing_keys=True,
                 )
             )
@@ -257,6 +278,7 @@ class Preprocessor:
         if not bool(torch.isfinite(images).all()):
             raise DataError(f"{volume.path}: intensities are too large to be scaled to [0, 1]")
         labels = data["label"].as_tensor()[0, ..., kept] if "label" in data else None
+        fill = data["fill"].as_tensor()[0, ..., kept].permute(2, 0, 1) > 0.5 if "fill" in data else None
         return PreparedCase(
             images=images,
             labels=labels.permute(2, 0, 1).round().long().contiguous() if labels is not None else None,
@@ -264,6 +286,7 @@ class Preprocessor:
             depth=depth,
             num_classes=self.num_classes,
             notes=notes,
+            hidden=fill.contiguous() if fill is not None and bool(fill.any()) else None,
             _transform=transform,
             _traced=image,
             _shape=volume.shape,
@@ -271,7 +294,7 @@ class Preprocessor:
 
 
 def outlying(array: npt.NDArray[Any]) -> Iterator[str]:
-    """Yield a remark for each channel of (C, I, J, K) whose range is set by a few outlying voxels."""
+    """Yield a remark for each channel of (C, *spatial) whose range is set by a few outlying voxels."""
     for values in array:
         ends = float(values.min()), float(values.max())
         middle = [float(value) for value in np.percentile(values, MIDDLE)]

@@ -50,13 +50,15 @@ def score(
     adapted: Prediction,
     site: SiteConfig,
     pipeline: PipelineConfig,
+    fill: BoolArray | None = None,
 ) -> Scored:
     """Score a case where it has a reference; else give volumes only.
 
-    The masks are written by then, so whatever goes wrong here only leaves the case unscored.
+    The masks are written by then, so whatever goes wrong here only leaves the case unscored. Where there is
+    ``fill``, (I, J, K), calibration is not counted.
     """
     try:
-        return _score(case, volume, source, adapted, site, pipeline)
+        return _score(case, volume, source, adapted, site, pipeline, fill)
     except Exception as error:
         log.info("%s", case.image, exc_info=error)
         kind = f"{type(error).__name__}: {str(error) or 'no details'}"
@@ -70,6 +72,7 @@ def _score(
     adapted: Prediction,
     site: SiteConfig,
     pipeline: PipelineConfig,
+    fill: BoolArray | None,
 ) -> Scored:
     reference, problem, ignored = None, "", None
     masks = adapted.mask, source.mask
@@ -89,7 +92,7 @@ def _score(
         region = areas.calibration_region(
             reference, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis
         )
-        seen = slice(None) if ignored is None else ~ignored
+        seen = counted_where(ignored, fill)
         counts = areas.count_case(
             source.probs[:, seen],
             adapted.probs[:, seen],
@@ -106,6 +109,12 @@ def parted(reference: IntArray) -> tuple[IntArray, BoolArray | None]:
     """Return a reference with 0 in place of ``IGNORED``, and where that was, None for nowhere."""
     ignored: BoolArray = reference == IGNORED
     return (np.where(ignored, 0, reference), ignored) if ignored.any() else (reference, None)
+
+
+def counted_where(*left_out: BoolArray | None) -> Any:
+    """Return the index of the voxels of a (I, J, K) grid that are in none of these, or of all voxels."""
+    known = [item for item in left_out if item is not None]
+    return ~np.logical_or.reduce(known) if known else slice(None)
 
 
 def incomplete(case: Case, site: SiteConfig) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -12,18 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
 from tesla_med.errors import TeslaMedError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
+from tesla_med.prepare.fill import find_fill
 from tesla_med.prepare.transforms import Preprocessor
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
 from tesla_med.scoring.calibration import CalibrationCounts
-from tesla_med.scoring.score import Scored, class_indices, incomplete, mean_entropies, parted
+from tesla_med.scoring.score import (
+    Scored,
+    class_indices,
+    counted_where,
+    incomplete,
+    mean_entropies,
+    parted,
+)
 from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
 
 if TYPE_CHECKING:
@@ -78,6 +86,7 @@ def record_of(
     loaded, verdict, chosen = unit.content, finished.verdict, unit.scaling
     source, adapted = finished.source, finished.adapted
     entropies = mean_entropies(source, adapted)
+    fill = None if loaded.prepared is None else loaded.prepared.fill
     return CaseResult(
         case=loaded.case.name,
         site=site.id,
@@ -89,6 +98,7 @@ def record_of(
         reason="; ".join(text for text in (verdict.reason, scored.problem) if text),
         slices=0 if loaded.prepared is None else len(loaded.prepared.slice_index),
         voxels=int(adapted.mask.size),
+        fill_voxels=0 if fill is None else int(np.count_nonzero(fill)),
         input_sha256=unit.sha256,
         entropy_source=entropies[0],
         entropy=entropies[1],
@@ -144,7 +154,7 @@ def count_runs(
         masks = [np.where(ignored, 0, mask) for mask in masks]
     axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)
     region = calibration_region(truth, *masks, dilation=pipeline.report.region_dilation, slice_axis=axis)
-    seen = slice(None) if ignored is None else ~ignored
+    seen = counted_where(ignored, find_fill(volume.array, pipeline.preprocessing.fill, axis))
     found = {}
     for key, folder in there.items():
         probs = np.clip(read_map(folder.probs(case.name), len(pipeline.classes)), 0, 1)
@@ -152,10 +162,22 @@ def count_runs(
     return found
 
 
+def fill_left_out(runs: Iterable[RunFolder]) -> FillConfig:
+    """Return what finished runs took for fill: that of the first one that looked for it."""
+    for folder in runs:
+        with suppress(TeslaMedError, KeyError, TypeError, ValueError):
+            found = FillConfig.model_validate(folder.read()["settings"]["pipeline"]["preprocessing"]["fill"])
+            if found.enabled:
+                return found
+    return FillConfig()
+
+
 def count_cases(
     cases: Sequence[Case], site: SiteConfig, pipeline: PipelineConfig, runs: Mapping[Any, RunFolder]
 ) -> Iterator[dict[Any, CalibrationCounts]]:
-    """Yield :func:`count_runs` of every case; a few threads read."""
+    """Yield :func:`count_runs` of every case, without fill as the runs left it out; a few threads read."""
+    preprocessing = pipeline.preprocessing.model_copy(update={"fill": fill_left_out(runs.values())})
+    pipeline = pipeline.model_copy(update={"preprocessing": preprocessing})
     count = partial(count_runs, site=site, pipeline=pipeline, runs=runs)
     with ThreadPoolExecutor(max_workers=min(READERS, os.cpu_count() or 1)) as pool:
         yield from pool.map(count, cases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,10 @@ class Part(ABC):
     @abstractmethod
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every image once, unvaried, at most ``size`` at once, with its labels."""
+
+    def unmeasured(self, size: int) -> Iterator[Tensor | None]:
+        """Yield where the images of each batch of :meth:`batches` are fill, (N, *spatial) bool, or None."""
+        return itertools.repeat(None)
 
     @abstractmethod
     def score(self, predict: Callable[[Tensor], Tensor]) -> float:

@@ -40,6 +40,7 @@ class LabelledCase:
         labels: (N, H, W) uint8 or int64 class indices.
         foreground: indices of the slices that hold any foreground.
         patient: whose it is, within the site; "": the case is told by its own name.
+        fill: (N, H, W) bool, where slices hold no measurement; None for nowhere.
     """
 
     site: str
@@ -48,6 +49,7 @@ class LabelledCase:
     labels: Tensor
     foreground: tuple[int, ...]
     patient: str = ""
+    fill: Tensor | None = None
 
     @property
     def subject(self) -> str:
@@ -152,15 +154,16 @@ def load_labelled(
         region = read_region_mask(case, volume) if site.region.kind == "mask" else None
         preprocess = Preprocessor(pipeline.preprocessing, site.region, count + (ignored is not None))
         prepared = preprocess(volume, region, labels=indices)
-        images, labels = prepared.images, torch.as_tensor(prepared.labels)
+        images, labels, fill = prepared.images, torch.as_tensor(prepared.labels), prepared.hidden
         whole = (labels < count).flatten(1).all(dim=1)
         if not whole.all():
             name = f"{site.id}/{case.name}"
             result.left_out.append(f"{name}: {int((~whole).sum())} slices with voxels that are ignored")
             images, labels = torch.as_tensor(images)[whole], labels[whole]
+            fill = None if fill is None else fill[whole]
         if not len(images):
             continue
-        labelled = replace(_labelled(site.id, case.name, images, labels, count), patient=patient)
+        labelled = replace(_labelled(site.id, case.name, images, labels, count), patient=patient, fill=fill)
         kept += _mebibytes(labelled)
         seen = acquisition_of(volume, site.region, pipeline.preprocessing.orientation)
         result.acquisitions += [] if seen is None else [seen]
@@ -249,6 +252,14 @@ class Slices(Part):
         """Yield the slices of each case in order."""
         for case in self._cases:
             yield from zip(torch.split(case.images, size), torch.split(case.labels, size), strict=True)
+
+    def unmeasured(self, size: int) -> Iterator[Tensor | None]:
+        """Yield where the slices of each case are fill, batch by batch."""
+        for case in self._cases:
+            if case.fill is None:
+                yield from (None for _ in torch.split(case.images, size))
+            else:
+                yield from torch.split(case.fill, size)
 
     def score(self, predict: Callable[[Tensor], Tensor]) -> float:
         """Return the mean over cases of the mean foreground Dice; 0 if none can be scored."""

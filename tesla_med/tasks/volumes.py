@@ -117,8 +117,9 @@ class Volumes(Task):
             prepared = self.preprocessor(volume, region)
             scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
         notes = tuple(dict.fromkeys([*volume.notes, *(prepared.notes if prepared is not None else [])]))
-        images = None if prepared is None else prepared.images
-        return Unit(ref, images, Loaded(case, volume, prepared), digest, notes, scalings=scalings)
+        images, fill = (None, None) if prepared is None else (prepared.images, prepared.hidden)
+        content = Loaded(case, volume, prepared)
+        return Unit(ref, images, content, digest, notes, scalings=scalings, fill=fill)
 
     def as_scaled(self, unit: Unit) -> PipelineConfig:
         """Return the pipeline with the scaling that was chosen for a unit."""
@@ -193,7 +194,8 @@ class Volumes(Task):
 
         loaded: Loaded = unit.content
         source, adapted = finished.source, finished.adapted
-        scored = scoring.score(loaded.case, loaded.volume, source, adapted, self.site, self.pipeline)
+        about = loaded.case, loaded.volume, source, adapted, self.site, self.pipeline
+        scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
         finished.scored = scored
         return [record_of(unit, finished, scored, self.site, self.pipeline)]
 

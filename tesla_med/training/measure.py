@@ -15,6 +15,7 @@ from tesla_med.models.base import Network, default_device, predicted_class, to_m
 from tesla_med.models.loading import load_model
 from tesla_med.models.moments import SourceStatistics, source_statistics
 from tesla_med.models.statistics import make_statistics_card, save_statistics, statistics_path
+from tesla_med.prepare.fill import hidden
 from tesla_med.prepare.histogram import Histogram
 from tesla_med.tasks.base import task_of
 from tesla_med.tasks.labelled import Part
@@ -29,11 +30,12 @@ def measure(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SourceStatistics:
-    """Return the statistics over every image of ``part``, unaugmented."""
+    """Return the statistics over every image of ``part``, unaugmented and without fill."""
 
     def stream() -> Iterator[tuple[Tensor, Tensor]]:
         done = 0
-        for images, labels in part.batches(pipeline.predict_batch):
+        for images, given, fill in measured(part, pipeline.predict_batch):
+            labels = given if fill is None else given.long().masked_fill(fill, -1)  # of no class
             yield to_model_range(images, pipeline.preprocessing.model_range), labels
             done += len(images)
             if progress:
@@ -41,6 +43,12 @@ def measure(
 
     generator = torch.Generator().manual_seed(seed)
     return source_statistics(model, stream(), len(pipeline.classes), generator=generator)
+
+
+def measured(part: Part, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield every image of a part once, at most ``size`` at once, with its labels and where it is fill."""
+    for (images, labels), fill in zip(part.batches(size), part.unmeasured(size), strict=False):
+        yield images, labels, fill
 
 
 @torch.no_grad()
@@ -57,10 +65,10 @@ def steadiness(model: Network, part: Part, pipeline: PipelineConfig) -> tuple[fl
     )
     source, classes = make_method("source", model, {}, context), len(pipeline.classes)
     common, total = torch.zeros(len(ZOOMS), classes), torch.zeros(len(ZOOMS), classes)
-    for images, _ in part.batches(pipeline.predict_batch):
-        mask = predicted_class(source.probabilities(source.model, images))
+    for images, _, fill in measured(part, pipeline.predict_batch):
+        mask = hidden(predicted_class(source.probabilities(source.model, images)), fill)
         for row, zoom in enumerate(ZOOMS):
-            found = zoomed_mask(source, source.model, images, zoom)
+            found = hidden(zoomed_mask(source, source.model, images, zoom), fill)
             for index in range(1, classes):
                 one, two = mask == index, found == index
                 common[row, index] += int((one & two).sum())
@@ -72,8 +80,8 @@ def steadiness(model: Network, part: Part, pipeline: PipelineConfig) -> tuple[fl
 def intensities(part: Part, pipeline: PipelineConfig) -> tuple[tuple[float, ...], ...]:
     """Return evenly spaced quantiles of every image of ``part``, in [0, 1], of each channel."""
     histogram = Histogram()
-    for images, _ in part.batches(pipeline.predict_batch):
-        histogram.add(images)
+    for images, _, fill in measured(part, pipeline.predict_batch):
+        histogram.add(images, fill)
     return histogram.quantiles()
 
 

@@ -38,6 +38,9 @@ from tesla_med.tta._shared.neighbours import Memory, info_nce, neighbour_mean
 from tesla_med.tta._shared.teacher import Flip, make_teacher, update_teacher, weak_view_thetas
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
+_WHOLE = 0.999
+"""Weight of a pixel of a view above which it shows no fill."""
+
 
 class AdaContrastParams(MethodParams):
     """Parameters of AdaContrast; defaults are its authors' where they have them."""
@@ -126,15 +129,17 @@ class AdaContrast(TTAMethod):
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
         """Return the loss on (N, C, H, W) images in [0, 1] and its terms; both memories take in the batch."""
         p: AdaContrastParams = self.params
-        weak = self._weak_view(images)
-        grid, chosen, pseudo_labels = self._pseudo_labels(weak)
-        key_labels = pseudo_labels[:, chosen].flatten()
-        keys = self._keys(weak, grid[chosen])
+        weak, weight = self._weak_view(images)
+        grid, chosen, pseudo_labels = self._pseudo_labels(weak, weight)
+        counted = None if weight is None else rows(weight[:, None], grid)[:, 0]
+        kept = self._kept(weight, grid[chosen])
+        key_labels = pseudo_labels[:, chosen].flatten()[kept]
+        keys = self._keys(weak, grid[chosen])[kept]
         logits, features = self._look(self.student, self._strong_view(weak), None)
-        trained = functional.cross_entropy(rows(logits, grid), pseudo_labels.flatten())
-        queries = functional.normalize(rows(features, grid[chosen]), dim=1)
+        trained = losses.label_cross_entropy(rows(logits, grid), pseudo_labels.flatten(), counted)
+        queries = functional.normalize(rows(features, grid[chosen])[kept], dim=1)
         contrast = info_nce(queries, keys, key_labels, self.keys.columns, p.temperature)
-        diversity = losses.class_marginal(logits)
+        diversity = losses.class_marginal(logits, pixel_weight=weight)
         loss = trained + p.contrast_weight * contrast + p.diversity_weight * diversity
         self.keys.push(keys, key_labels)
         return loss, {
@@ -143,12 +148,19 @@ class AdaContrast(TTAMethod):
             "loss/diversity": diversity.detach(),
         }
 
-    def _weak_view(self, images: Tensor) -> Tensor:
+    def _weak_view(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return one weak view of each image, and the weight (N, *spatial) of its pixels or None."""
         p: AdaContrastParams = self.params
         theta = weak_view_thetas(
             len(images), self.generator, scale=p.weak_scale, shift=p.weak_shift, flip=p.weak_flip
         )
-        return warp.to_view(images, theta.to(images.device, non_blocking=True)).clamp(0, 1)
+        theta = theta.to(images.device, non_blocking=True)
+        return warp.to_view(images, theta).clamp(0, 1), self.weight_in(theta)
+
+    @staticmethod
+    def _kept(weight: Tensor | None, positions: Tensor) -> Any:
+        """Return the index of the rows of these positions that are all measured, for every image."""
+        return slice(None) if weight is None else rows(weight[:, None], positions)[:, 0] > _WHOLE
 
     def _strong_view(self, weak: Tensor) -> Tensor:
         return self.augmentation.apply_draw(weak, self.augmentation.draw(tuple(weak.shape))).images
@@ -166,7 +178,7 @@ class AdaContrast(TTAMethod):
         return logits, in_frame_of(logits, found[-1])
 
     @torch.no_grad()
-    def _pseudo_labels(self, weak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pseudo_labels(self, weak: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the grid (P,), the places in it that are for the contrast (p,), and the labels (N, P)."""
         p: AdaContrastParams = self.params
         logits, features = self._look(self.student, weak, p.statistics_momentum)
@@ -175,7 +187,8 @@ class AdaContrast(TTAMethod):
         order = torch.randperm(len(grid), generator=self.generator)[: p.pixels_per_slice]
         chosen = order.to(weak.device)
         remembered = functional.normalize(rows(slow, grid[chosen]), dim=1)
-        self.features.push(remembered, rows(slow_logits, grid[chosen]).softmax(dim=1))
+        kept = self._kept(weight, grid[chosen])
+        self.features.push(remembered[kept], rows(slow_logits, grid[chosen]).softmax(dim=1)[kept])
         memory, probs = self.features.columns
         queries = functional.normalize(rows(features, grid), dim=1)
         refined = neighbour_mean(queries, memory, probs, p.neighbours)

@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
+from tesla_med import losses
 from tesla_med.augment import warp
 from tesla_med.augment.static import RandAugment
 from tesla_med.models.base import Network
@@ -109,7 +109,7 @@ class CoTTA(TTAMethod):
         pseudo_labels, confidence = self._pseudo_labels(images)
         self.optimizer.zero_grad(set_to_none=True)
         logits = self._learning(images).logits
-        loss = functional.cross_entropy(logits, pseudo_labels)
+        loss = losses.label_cross_entropy(logits, pseudo_labels, self.pixel_weight)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         update_teacher(self.teacher, self.student, self.params.teacher_momentum)
@@ -121,7 +121,8 @@ class CoTTA(TTAMethod):
     def _pseudo_labels(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the teacher's labels (N, L, *spatial) and the source model's mean confidence (Eq. 4)."""
         p: CoTTAParams = self.params
-        confidence = self._anchor(images).logits.softmax(dim=1).amax(dim=1).mean()
+        certain = self._anchor(images).logits.softmax(dim=1).amax(dim=1)
+        confidence = losses.weighted_mean(certain, self.pixel_weight)
         labels = self._clean(images).logits.softmax(dim=1)
         if p.views > 1 and bool(confidence < p.confidence_threshold):
             labels = average_over_views(

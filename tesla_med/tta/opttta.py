@@ -137,7 +137,8 @@ class OptTTA(TTAMethod):
         last: list[Tensor] = []
         for step in range(steps):
             drawn = torch.randint(count, (size,), generator=self.generator).to(images.device)
-            terms = self._objective(index, raw, self.to_device(images[drawn]))
+            weight = None if self.pixel_weight is None else self.to_device(self.pixel_weight[drawn])
+            terms = self._objective(index, raw, self.to_device(images[drawn]), weight)
             optimizer.zero_grad(set_to_none=True)
             terms[0].backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -146,16 +147,20 @@ class OptTTA(TTAMethod):
         self.policies.raw[index].copy_(raw.detach())
         return torch.stack(last).mean(dim=0)
 
-    def _objective(self, index: int, raw: Tensor, images: Tensor) -> Tensor:
-        """Return the objective of one batch and its three terms, (4,), with a gradient in ``raw`` (7,)."""
+    def _objective(self, index: int, raw: Tensor, images: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the objective of one batch and its three terms, (4,), with a gradient in ``raw`` (7,).
+
+        ``weight`` is (N, *spatial), of the pixels of the images, None for all ones.
+        """
         p: OptTTAParams = self.params
         draw = draw_views(len(images), self.generator, self.context.device)
         view = apply_draw(images, self.policies.members[index], raw.sigmoid(), draw)
         with norm_distance(self.model) as distances:
             logits = self.logits(self.model, view.images)
-        entropy = -losses.negative_entropy(logits.softmax(dim=1)).mean()
+        seen = None if weight is None else warp.to_view(weight[:, None], view.theta.detach())[:, 0]
+        entropy = -losses.negative_entropy(logits.softmax(dim=1), seen).mean()
         distance = torch.stack(distances).mean() if distances else torch.zeros_like(entropy)
-        marginal = losses.class_marginal(logits)
+        marginal = losses.class_marginal(logits, pixel_weight=seen)
         total = entropy + p.norm_weight * distance + p.marginal_weight * marginal
         return torch.stack([total, entropy, distance, marginal])
 

@@ -53,6 +53,8 @@ class PL(Learner):
         logits = self.learning(images).logits
         confidence, pseudo_labels = logits.detach().softmax(dim=1).max(dim=1)
         kept = (confidence >= self.params.confidence_threshold).float()
+        if self.pixel_weight is not None:
+            kept = kept * self.pixel_weight
         values = functional.cross_entropy(logits, pseudo_labels, reduction="none")
         loss = (values * kept).sum() / kept.sum().clamp_min(1)
         return loss, {"loss/pseudo_labels": loss.detach(), "kept": kept.mean()}

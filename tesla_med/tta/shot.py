@@ -100,12 +100,13 @@ class SHOT(Learner):
         """
         p: SHOTParams = self.params
         logits, _, features = self.learning(images)
-        entropy, marginal = losses.entropy(logits), losses.class_marginal(logits)
+        weight = self.pixel_weight
+        entropy, marginal = losses.entropy(logits, weight), losses.class_marginal(logits, pixel_weight=weight)
         loss = entropy + p.marginal_weight * marginal
         scalars: Scalars = {"loss/entropy": entropy.detach(), "loss/class_marginal": marginal.detach()}
         if features is not None:
             labels = self._pseudo_labels(logits.detach(), features.detach())
-            trained = functional.cross_entropy(logits, labels)
+            trained = losses.label_cross_entropy(logits, labels, weight)
             loss = loss + p.pseudo_label_weight * trained
             scalars["loss/pseudo_labels"] = trained.detach()
         return loss, scalars
@@ -136,7 +137,8 @@ class SHOT(Learner):
 
     def _sample(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (P, F) and probabilities (P, L) of pixels drawn once for all slices."""
-        found, drawn = sampled(logits, features, self.params.prototype_pixels, self.generator)
+        count, weight = self.params.prototype_pixels, self.pixel_weight
+        found, drawn = sampled(logits, features, count, self.generator, weight)
         return found, drawn.softmax(dim=1)
 
     # ------------------------------------------------------------ state

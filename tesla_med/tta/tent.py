@@ -39,5 +39,5 @@ class Tent(Learner):
 
     def objective(self, images: Tensor) -> tuple[Tensor, Scalars]:
         """Return the mean entropy of the predictions on (N, C, H, W) images in [0, 1]."""
-        entropy = losses.entropy(self.learning(images).logits)
+        entropy = losses.entropy(self.learning(images).logits, self.pixel_weight)
         return entropy, {"loss/entropy": entropy.detach()}

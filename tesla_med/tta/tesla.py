@@ -244,11 +244,11 @@ class TeSLA(AugmentedMethod):
         prior = self._prior(images, pseudo_labels)
         output = self._learning(images)
         added, record = self.added_loss(output)
-        weight = self._pixel_weight(pseudo_labels)
+        weight = self._pixel_weight(pseudo_labels, self.pixel_weight)
         plain = p.self_learning == "plain"
         term = losses.cross_entropy if plain else losses.flipped_cross_entropy
         self_learned = term(output.logits, pseudo_labels, weight)
-        marginal = losses.class_marginal(output.logits, prior)
+        marginal = losses.class_marginal(output.logits, prior, self.pixel_weight)
         loss = self_learned + p.marginal_weight * marginal
         (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
         return {
@@ -271,20 +271,20 @@ class TeSLA(AugmentedMethod):
         if self.params.marginal_target == "uniform":
             return None
         if self._anchor is not None:
-            return class_shares(self._anchor(images).logits.softmax(dim=1))
-        shares = class_shares(pseudo_labels)
+            return losses.class_shares(self._anchor(images).logits.softmax(dim=1), self.pixel_weight)
+        shares = losses.class_shares(pseudo_labels, self.pixel_weight)
         before = self.class_shares
         self.class_shares = (
             shares if before is None else torch.lerp(before.to(shares), shares, SHARES_MOMENTUM)
         )
         return self.class_shares
 
-    def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
+    def _pixel_weight(self, pseudo_labels: Tensor, measured: Tensor | None) -> Tensor | None:
         if self.params.reliability == 0:
-            return None
+            return measured
         certainty = 1.0 - losses.normalised_entropy(pseudo_labels)
         weight: Tensor = certainty**self.params.reliability
-        return weight
+        return weight if measured is None else weight * measured
 
     # ------------------------------------------------------------ running statistics
 
@@ -370,8 +370,3 @@ class TeSLA(AugmentedMethod):
         shares = state["class_shares"]
         self.class_shares = None if shares is None else shares.clone()
         self.memory.restore(state["memory"], self.context.device)
-
-
-def class_shares(probs: Tensor) -> Tensor:
-    """Return the mean (L,) of (N, L, *spatial) probabilities over batch and space."""
-    return probs.mean(dim=(0, *range(2, probs.dim())))

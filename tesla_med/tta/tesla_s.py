@@ -51,6 +51,7 @@ class TeSLAS(Aligned, TeSLA):
         """Return the weighted divergence of the student's features on clean images."""
         p: TeSLASParams = self.params
         assert output.features is not None  # noqa: S101 - the pass was made to return them
-        features, _ = sampled(output.logits, output.features, p.feature_pixels, self.generator)
+        about = output.logits, output.features, p.feature_pixels, self.generator
+        features, _ = sampled(*about, self.pixel_weight)
         divergence = self.anchor.divergence(self.pool(Moments.of(features)))[0]
         return p.alignment_weight * divergence, {"loss/alignment": divergence.detach()}

@@ -39,6 +39,7 @@ class Cases:
     """Slices of made-up cases, in place of a folder of files."""
 
     joined = True
+    channels = None
 
     def __init__(self, *cases):
         self.cases = cases
@@ -324,3 +325,44 @@ def test_references_are_never_opened(name, protocol, volumes, make_tta):
         os.fspath(Untouchable("reference.nii.gz"))
     for unit, probs in drive_task(make_tta(name, **few_steps(name, protocol)), protocol, *volumes):
         check_probs(probs, unit.images)
+
+
+def head_gradients(method, kept):
+    """Keep the gradient with respect to everything that enters the head of the method's network."""
+
+    def hook(_, inputs):
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(lambda gradient: kept.append(gradient.detach()))
+
+    method.model.head.register_forward_pre_hook(hook)
+
+
+@EVERY_PAIR
+def test_fill_pixels_get_no_gradient(name, protocol, make_tta, make_images):
+    """Of a slice without a measured pixel; for OptTTA, which draws its own, a whole case."""
+    images, method = make_images(2), make_tta(name, **few_steps(name, protocol))
+    weight, gradients = torch.ones(2, *images.shape[2:]), []
+    weight[0] = 0
+    if name == "opttta":
+        weight[:] = 0
+    method.pixel_weight = weight
+    method.start_epoch(0, iter([images]))
+    head_gradients(method, gradients)
+    method.adapt(images)
+    assert bool(gradients) == (name not in ("source", "bn"))
+    for gradient in gradients:
+        assert gradient[0].eq(0).all()
+        assert (name == "opttta") == gradient[1].eq(0).all()
+
+
+@EVERY_PAIR
+def test_slices_of_fill_alone_do_no_harm(name, protocol, make_tta, make_images):
+    from tesla_med.engine.driver import Driver
+
+    images = make_images(3)
+    fill = torch.ones(3, *images.shape[2:], dtype=torch.bool)
+    method = make_tta(name, **few_steps(name, protocol))
+    driver = Driver(method, protocol, "case")
+    assert driver.adapt_to_case(images, fill)
+    assert method.pixel_weight is None
+    check_probs(method.predict(images), images)

@@ -74,6 +74,7 @@ class Slices:
     """Two cases of three slices."""
 
     joined = True
+    channels = None
 
     def __iter__(self):
         return iter((torch.arange(3.0).view(-1, 1, 1, 1), torch.arange(3.0, 6.0).view(-1, 1, 1, 1)))

@@ -617,7 +617,7 @@ def test_without_guard_the_adapted_probabilities_are_taken(make_images):
 
 def test_what_is_not_finite_is_the_source(make_images, monkeypatch):
     predictor = predictor_with([], monkeypatch)
-    monkeypatch.setattr(predictor.driver, "adapt_and_predict", lambda _: None)
+    monkeypatch.setattr(predictor.driver, "adapt_and_predict", lambda *_: None)
     outcome = predictor(make_images(4, 32, 32))
     assert outcome.verdict.collapsed
     assert "not finite" in outcome.verdict.reason
@@ -638,3 +638,18 @@ def test_the_largest_component_stays():
     mask[7, 7, 0] = 0
     assert np.array_equal(kept, mask)
     assert not keep_largest(np.zeros((3, 3, 3), np.uint8)).any()
+
+
+def test_masks_are_judged_without_fill(make_images):
+    """Foreground in fill is none, and shares are of what was measured, also where nothing was."""
+    images, body = make_images(4, 40, 40), torch.zeros(4, 40, 40)
+    body[:, 10:30, 10:30] = 1
+    probs, guard = probabilities_of(body), Guard(CONFIG, method("source"), method("tesla"))
+    half = torch.zeros(body.shape, dtype=torch.bool)
+    half[:, :20] = True
+    for fill in (half, torch.ones_like(half)):
+        signals, masks = guard.look(images, probs, probs, fill)
+        assert all(not mask[fill].any() for mask in masks.values())
+        measured = max(int((~fill).sum()), 1)
+        assert signals["foreground_source"] == pytest.approx(int((masks["source"] > 0).sum()) / measured)
+        assert guard.judge(images, probs, probs, fill).signals["foreground_source"] <= 1

@@ -221,7 +221,7 @@ def test_one_update_by_hand(make_adacontrast, make_network, make_images):
     method = make_adacontrast(network, **quiet, **weak, **params)
     method.augmentation.ops = tuple(op for op in method.augmentation.ops if op.identity is not None)
     twin = make_adacontrast(network, **quiet, **weak, **params)
-    weak = twin._weak_view(images)
+    weak, _ = twin._weak_view(images)
     assert torch.allclose(weak, images, atol=1e-5)
     grid, _, labels = twin._pseudo_labels(weak)
     logits, _ = twin._look(twin.student, weak, None)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tesla_med.augment import warp
 from tesla_med.models.base import Network, to_model_range
 from tesla_med.models.moments import SourceStatistics
 from tesla_med.models.normalisation import (
@@ -64,6 +65,8 @@ class Execution:
         noise_generator: generator on the device, for noise fields.
         limit: the largest number of slices in a batch while memory is short, otherwise None.
         stitch_on_cpu: whether each batch of probabilities is moved to the CPU before the next is made.
+        pixel_weight: (N, *spatial) of the batch that is learned from: 1 where a pixel counts, 0 where there
+            is fill, at which no loss may look; None where all count. Set by the driver for each batch.
     """
 
     def __init__(self, params: Any, context: MethodContext) -> None:
@@ -75,6 +78,7 @@ class Execution:
         self.noise_generator.manual_seed(context.seed + 1)
         self.limit: int | None = None
         self.stitch_on_cpu = False
+        self.pixel_weight: Tensor | None = None
 
     def placed(self, model: Network) -> Network:
         """Return a copy of ``model`` on the device, in eval mode."""
@@ -84,6 +88,13 @@ class Execution:
     def to_device(self, images: Tensor) -> Tensor:
         """Return the images on the device."""
         return images.to(self.context.device, non_blocking=True)
+
+    def weight_in(self, theta: Tensor) -> Tensor | None:
+        """Return ``pixel_weight`` in the frame of views of the batch, (N, 2, 3); None where all count."""
+        if self.pixel_weight is None:
+            return None
+        whole = self.to_device(self.pixel_weight)[:, None]
+        return warp.to_view(whole, theta.detach())[:, 0]
 
     # ------------------------------------------------------------ memory
 

@@ -115,4 +115,5 @@ class AlignedLearner(Aligned, Learner):
         """
         logits, _, features = self.learning(images)
         assert features is not None  # noqa: S101 - the pass was made to return them
-        return sampled(logits, features, self.params.feature_pixels, self.generator)
+        count, weight = self.params.feature_pixels, self.pixel_weight
+        return sampled(logits, features, count, self.generator, weight)

@@ -168,7 +168,8 @@ class AugmentedMethod(TTAMethod):
         draw = self.policy.draw(tuple(images.shape), by=self.params.policy_sampling)
         view = self.policy.apply_draw(images, draw)
         attacked = self._attacked(view.images)
-        certainty = losses.negative_entropy(warp.from_view(attacked.logits.softmax(dim=1), view.theta))
+        seen = warp.from_view(attacked.logits.softmax(dim=1), view.theta)
+        certainty = losses.negative_entropy(seen, self.pixel_weight)
         objective = certainty + self.params.severity_weight * severity(attacked.activations, reference)
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
@@ -188,16 +189,22 @@ class AugmentedMethod(TTAMethod):
         view = self._adversarial_view(images)
         targets = warp.normalise(warp.to_view(pseudo_labels, view.theta))
         logits = self._distilling(view.images).logits
-        return losses.distillation(logits, targets, self._pixel_weight(targets))
+        weight = self._pixel_weight(targets, self.weight_in(view.theta))
+        return losses.distillation(logits, targets, weight)
 
     @torch.no_grad()
     def _adversarial_view(self, images: Tensor) -> View:
         augmentation: Augmentation = self.policy
         return augmentation.apply_draw(images, augmentation.draw(tuple(images.shape), by="probability"))
 
-    def _pixel_weight(self, pseudo_labels: Tensor) -> Tensor | None:
-        """Return the weight (N, *spatial) of each pixel in the student's losses; None if all are equal."""
-        return None
+    def _pixel_weight(self, pseudo_labels: Tensor, measured: Tensor | None) -> Tensor | None:
+        """Return the weight (N, *spatial) of each pixel in the student's losses; None if all are equal.
+
+        Args:
+            pseudo_labels: (N, L, *spatial), in the frame of the loss.
+            measured: (N, *spatial) in the same frame, 0 where there is fill; None where there is none.
+        """
+        return measured
 
     # ------------------------------------------------------------ record and state
 

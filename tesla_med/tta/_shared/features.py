@@ -54,7 +54,11 @@ def rows(maps: Tensor, positions: Tensor) -> Tensor:
 
 
 def sampled(
-    logits: Tensor, features: Tensor, pixels: int, generator: torch.Generator
+    logits: Tensor,
+    features: Tensor,
+    pixels: int,
+    generator: torch.Generator,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return features (P, F) and logits (P, L) of pixels that are drawn once for all slices.
 
@@ -65,7 +69,12 @@ def sampled(
         features: (N, F, *spatial), as they enter the head.
         pixels: the largest number of pixels per slice.
         generator: generator on the CPU.
+        weight: (N, *spatial), 0 where a pixel is not to be used; None where all are.
     """
     size = logits[0, 0].numel()
     drawn = torch.randperm(size, generator=generator)[:pixels].to(logits.device)
-    return rows(in_frame_of(logits, features), drawn), rows(logits, drawn)
+    found, outputs = rows(in_frame_of(logits, features), drawn), rows(logits, drawn)
+    if weight is None:
+        return found, outputs
+    kept = rows(weight.to(logits.device)[:, None], drawn)[:, 0] > 0
+    return found[kept], outputs[kept]

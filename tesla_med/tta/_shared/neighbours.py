@@ -100,6 +100,8 @@ def neighbour_mean(queries: Tensor, features: Tensor, probs: Tensor, neighbours:
         neighbours: how many neighbours; all m if there are fewer.
     """
     count = min(neighbours, len(features))
+    if not count:
+        return torch.full((len(queries), probs.shape[1]), 1.0 / probs.shape[1]).to(probs)
     parts = [
         probs[(part @ features.T).topk(count, dim=1).indices].mean(dim=1)
         for part in torch.split(queries, CHUNK)
@@ -120,8 +122,10 @@ def info_nce(
         temperature: the number by which cosines are divided.
 
     Returns:
-        Scalar >= 0, and exactly 0 without negatives.
+        Scalar >= 0, and exactly 0 without negatives or without queries.
     """
+    if not len(queries):
+        return queries.sum()
     similarity = (queries * positives).sum(dim=1, keepdim=True)
     if memory:
         keys, key_labels = memory
