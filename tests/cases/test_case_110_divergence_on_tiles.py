@@ -7,8 +7,6 @@ import pytest
 import tile_site
 import torch
 
-from tesla_med.tta.tesla import TeSLA
-
 CASE = 110
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import small_site as small
 
-from tesla_med.actions.rollback import rollback
+import tesla_med
 
 CASE = 111
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +23,7 @@ def test_no_figure_of_an_undone_mask_remains(tmp_path, small_weights):
     guarded = ("guard.enabled=true", "quality.intercept=0.9", "quality.slope=0.01")
     small.run(tmp_path / "nii", small_weights, out, reports=PAGES, overrides=guarded, reset="case")
     named = {item["case"] for item in predicted(out)}
-    undone = set(rollback(out, "source").undone)
+    undone = set(tesla_med.rollback(out, "source").undone)
     assert undone & named
     assert {item["case"] for item in predicted(out)} == named - undone
     assert (out / "report/predicted_dice.png").exists() == bool(named - undone)

@@ -6,8 +6,7 @@ import pytest
 import small_site as small
 from events import values
 from lines import adapt, write_site
-
-from tesla_med.tasks import volumes as volumes_module
+from moments import ctrl_c
 
 CASE = 120
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,16 +38,9 @@ def test_pictures_are_drawn_again(tmp_path, known_weights, monkeypatch):
     small.make_volumes(tmp_path / "nii", 2)
     write_site(tmp_path)
     monkeypatch.chdir(tmp_path)
-    weights, original = known_weights(), volumes_module.encode_mask
+    weights = known_weights()
     assert adapt(weights, *LINE, out="whole", **DRAWN) == 0
-
-    def stop(path, *rest):
-        if path.name.startswith("Case01"):
-            raise KeyboardInterrupt
-        return original(path, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(volumes_module, "encode_mask", stop)
+    with ctrl_c("/masks/Case01"):
         assert adapt(weights, *LINE, **DRAWN) == 130
     assert adapt(weights, *LINE, "--resume", **DRAWN) == 0
     assert page(tmp_path / "whole").count("data:image/jpeg") >= 2

@@ -10,8 +10,7 @@ import pytest
 import small_site as small
 import tile_site
 from lines import adapt, write_site
-
-from tesla_med.cli import console
+from moments import slow_clock
 
 CASE = 80
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +67,7 @@ def test_many_tiles_are_few_lines(tmp_path, tile_weights, monkeypatch, capsys):
     line = {"pipeline": "kather"}
     assert adapt(tile_weights, "--method", "source", **line) == 0
     assert not re.search(r"^tiles ", capsys.readouterr().err, re.MULTILINE)
-    monkeypatch.setattr(console, "EVERY_SECONDS", 0.0)
+    slow_clock(monkeypatch, 20)
     assert adapt(tile_weights, "--method", "source", "--overwrite", **line) == 0
     said = capsys.readouterr().err
     assert re.findall(r"^tiles (\d+)/24: ", said, re.MULTILINE)[-1] == "24"

@@ -72,5 +72,5 @@ def test_commands(tmp_path):
         ],
     )
     for words in lines:
-        done = without_a_name("from tesla_med.cli.app import run; sys.exit(run(sys.argv[1:]))", *words)
+        done = without_a_name("import runpy; runpy.run_module('tesla_med', run_name='__main__', alter_sys=True)", *words)
         assert done.returncode == 0, done.stderr
