@@ -1,15 +1,10 @@
 """A leading ``~`` stands for the home folder in every path: options, arguments, YAML files and functions."""
 
-from pathlib import Path
-from typing import get_args
-
 import pytest
 import small_site as small
-import typer.main
+from lines import run
 
 import tesla_med
-from tesla_med.cli.app import app, run
-from tesla_med.cli.options import path as read_path
 
 CASE = 104
 SITE = """\
@@ -30,24 +25,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USERPROFILE", str(folder))
     return folder
-
-
-def test_every_path_of_the_command_line_is_read_by_one_rule():
-    """Whatever a command takes as a path has the parser that knows home folders."""
-
-    def walk(group):
-        for command in group.registered_commands:
-            yield command.callback
-        for item in group.registered_groups:
-            yield from walk(item.typer_instance)
-
-    found = 0
-    for callback in walk(app):
-        for name, hint in typer.main.get_params_from_function(callback).items():
-            if Path in (hint.annotation, *get_args(hint.annotation)):
-                found += 1
-                assert hint.default.parser is read_path, f"{callback.__name__} {name}"
-    assert found > 15
 
 
 def test_predict_and_evaluate(home, tmp_path, known_weights):

@@ -1,78 +1,88 @@
 """An interrupted training leaves its state: --resume ends as if never stopped; its own files are known."""
 
 import json
-import os
 import signal
 
 import pytest
 import small_site as small
-from lines import run, sets, write_site
+from lines import run, sets, work_there
+from moments import ctrl_c
 from safetensors.torch import load_file
 
-from tesla_med.training.loop import TrainingRun
+import tesla_med
 
 CASE = 114
 INTERRUPTED = 130
-STEPS = ("train.steps=4", "train.validate_every=3", "train.batch_size=2", "train.augment=mild")
+STEPS = ("train.steps=5", "train.validate_every=3", "train.batch_size=2", "train.augment=mild")
+SETTINGS = (*small.SMALL, *STEPS)
 
 
 @pytest.fixture
-def words(one_thread, tmp_path):
-    small.make_volumes(tmp_path / "nii", 3, name="source")
-    site = write_site(tmp_path)
-    settings = sets(*(*small.SMALL, *STEPS))
-    given = ["--pipeline", "prostate", "--sites", str(site), "--volumes", str(tmp_path / "nii")]
-    return lambda out: ["train", *given, "--out", str(tmp_path / out), "--device", "cpu", *settings]
+def place(one_thread, tmp_path, monkeypatch):
+    return work_there(tmp_path, monkeypatch, 3)
 
 
-@pytest.fixture
-def interrupt(monkeypatch):
-    """Send Ctrl-C in the middle of a step."""
-
-    def during(number):
-        advance = TrainingRun.advance
-
-        def advancing(self, part):
-            loss = advance(self, part)
-            if self.step == number:
-                os.kill(os.getpid(), signal.SIGINT)
-            return loss
-
-        monkeypatch.setattr(TrainingRun, "advance", advancing)
-
-    return during
+def train(*words, out="out"):
+    given = ["--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--out", out, "--device", "cpu"]
+    return run(["train", *given, *sets(*SETTINGS), *words])
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_resumed_one_ends_as_if_never_stopped(step, words, interrupt, tmp_path, capsys, monkeypatch):
-    assert run(words("whole")) == 0
-    with monkeypatch.context():
-        interrupt(step)
-        assert run(words("out")) == INTERRUPTED
-    monkeypatch.undo()
+def interrupted_at(number):
+    """Train by the function and send Ctrl-C as it tells of a step."""
+
+    def tell(stage, done, total):
+        if stage == "train" and done == number:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tesla_med.train_source(
+            tesla_med.load_pipeline("prostate", SETTINGS),
+            [tesla_med.load_site("prostate/X")],
+            "nii",
+            "out",
+            device="cpu",
+            progress=tell,
+        )
+
+
+def same_weights(place):
+    one, two = (load_file(str(place / name / "source.safetensors")) for name in ("whole", "out"))
+    return all(bool((one[key] == two[key]).all()) for key in one)
+
+
+def best_steps(place):
+    return {json.loads((place / name / "train.json").read_text())["best_step"] for name in ("whole", "out")}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_resumed_one_ends_as_if_never_stopped(step, place, capsys):
+    interrupted_at(step)
+    assert not (place / "out/train.json").exists()
+    assert train() == 2
     assert "--resume" in capsys.readouterr().err
-    assert not (tmp_path / "out/train.json").exists()
-    assert run(words("out")) == 2
+    assert train("--resume") == 0
+    assert train(out="whole") == 0
+    assert same_weights(place)
+    assert len(best_steps(place)) == 1
+
+
+def test_the_command_names_resume(place, capsys):
+    with ctrl_c("/source.safetensors"):  # of the first validation
+        assert train() == INTERRUPTED
     assert "--resume" in capsys.readouterr().err
-    assert run([*words("out"), "--resume"]) == 0
-    one, two = (load_file(str(tmp_path / name / "source.safetensors")) for name in ("whole", "out"))
-    assert all(bool((one[key] == two[key]).all()) for key in one)
-    ends = [
-        json.loads((tmp_path / name / "train.json").read_text())["best_step"] for name in ("whole", "out")
-    ]
-    assert ends[0] == ends[1]
+    assert not (place / "out/train.json").exists()
+    assert train("--resume") == 0
+    assert train(out="whole") == 0
+    assert same_weights(place)
 
 
-def test_it_can_be_replaced(words, interrupt, tmp_path, monkeypatch):
-    interrupt(1)
-    assert run(words("out")) == INTERRUPTED
-    monkeypatch.undo()
-    assert run([*words("out"), "--overwrite"]) == 0
-    assert json.loads((tmp_path / "out/train.json").read_text())["steps"] == 4
+def test_it_can_be_replaced(place):
+    interrupted_at(1)
+    assert train("--overwrite") == 0
+    assert json.loads((place / "out/train.json").read_text())["steps"] == 5
 
 
-def test_the_handler_is_put_back(words, interrupt):
+def test_the_handler_is_put_back(place):
     before = signal.getsignal(signal.SIGINT)
-    interrupt(1)
-    assert run(words("out")) == INTERRUPTED
+    interrupted_at(1)
     assert signal.getsignal(signal.SIGINT) is before

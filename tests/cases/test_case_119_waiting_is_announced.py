@@ -4,23 +4,17 @@ need, and what would be faster; then it tells of every update, and of how to go 
 
 import io
 import json
-import os
 import re
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, sets, work_there, write_site
-
-from tesla_med.actions import forecast
-from tesla_med.cli import console
-from tesla_med.cli.app import run
-from tesla_med.tta.tesla import TeSLA
+from lines import adapt, run, sets, work_there, write_site
+from moments import ctrl_c, slow_clock
 
 CASE = 119
 INTERRUPTED = 130
@@ -44,10 +38,9 @@ def tiles(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Measure however short a run is, and call every run long."""
-    monkeypatch.setattr(forecast, "SHORT_SECONDS", 0.0)
-    monkeypatch.setattr(forecast, "LONG_SECONDS", 0.0)
+def long(monkeypatch):
+    """Everything takes so long that a run is measured, and ways to a faster one are named."""
+    slow_clock(monkeypatch, 100)
 
 
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
@@ -63,7 +56,7 @@ def test_time_and_memory_are_said_before_the_first_case(place, small_weights, ca
 
 
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
-def test_tiles(tiles, tile_weights, capsys, measured, protocol):
+def test_tiles(tiles, tile_weights, capsys, long, protocol):
     assert adapt(tile_weights, "--protocol", protocol, pipeline="kather") == 0
     said = capsys.readouterr().err
     assert re.search(TILES, said)
@@ -72,7 +65,7 @@ def test_tiles(tiles, tile_weights, capsys, measured, protocol):
 
 
 @pytest.mark.parametrize("method", ["tesla", "bn", "shot", "opttta", "source"])
-def test_results_do_not_depend_on_it(place, small_weights, capsys, measured, method):
+def test_results_do_not_depend_on_it(place, small_weights, capsys, long, method):
     more = "--method", method, "--guard"
     assert adapt(small_weights, *more, "--quiet", out="quiet") == 0
     assert capsys.readouterr().err == ""
@@ -82,7 +75,7 @@ def test_results_do_not_depend_on_it(place, small_weights, capsys, measured, met
 
 
 @pytest.mark.parametrize(("protocol", "name"), [("N-O", "updates_per_case"), ("N-M", "epochs")])
-def test_what_would_be_faster_can_be_typed(place, small_weights, capsys, measured, protocol, name):
+def test_what_would_be_faster_can_be_typed(place, small_weights, capsys, long, protocol, name):
     assert adapt(small_weights, "--protocol", protocol) == 0
     (line,) = re.findall(r"^Faster: .+$", capsys.readouterr().err, re.MULTILINE)
     assert "(--device cuda)" in line
@@ -93,18 +86,17 @@ def test_what_would_be_faster_can_be_typed(place, small_weights, capsys, measure
         assert adapt(small_weights, "--protocol", protocol, *shlex.split(way), out=f"out-{number}") == 0
 
 
-def test_no_estimate_ends_a_run(place, small_weights, capsys, monkeypatch):
-    def broken(*_, **__):
-        raise MemoryError("no room to measure")
-
-    monkeypatch.setattr(forecast, "forecast", broken)
-    assert adapt(small_weights) == 0
+def test_no_estimate_ends_a_run(place, small_weights, capsys):
+    """Nothing can be measured where no image can be read."""
+    for path in (place / "nii").glob("Case0?.nii.gz"):
+        small.truncate(path)
+    assert adapt(small_weights) == 1
     assert "Estimate" not in capsys.readouterr().err
+    assert [case["status"] for case in small.record(place / "out")["cases"]] == ["failed"] * 2
 
 
-def test_the_rest_is_estimated_after_an_interrupt(place, small_weights, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 3)  # of two updates per case
+def test_the_rest_is_estimated_after_an_interrupt(place, small_weights, capsys):
+    with ctrl_c("/masks/Case01"):
         assert adapt(small_weights) == INTERRUPTED
     assert re.search(CASES, capsys.readouterr().err)[1] == "2"
     assert adapt(small_weights, "--resume") == 0
@@ -115,7 +107,7 @@ def test_the_rest_is_estimated_after_an_interrupt(place, small_weights, capsys, 
 
 @pytest.mark.parametrize("protocol", ["N-O", "N-M"])
 def test_lines_on_the_updates_of_what_takes_long(place, small_weights, capsys, monkeypatch, protocol):
-    monkeypatch.setattr(console, "NAMED_SECONDS", 0.0)
+    slow_clock(monkeypatch, 61)
     assert adapt(small_weights, "--protocol", protocol) == 0
     said = capsys.readouterr().err
     if protocol == "N-O":
@@ -138,25 +130,11 @@ def test_a_bar_moves_with_every_update(place, small_weights, monkeypatch):
     assert re.search(r"updates of Case01.*2/2", shown.getvalue())
 
 
-def interrupt_at(monkeypatch, number):
-    """Send Ctrl-C in the middle of an update of the run itself."""
-    original, calls = TeSLA.adapt, []
-
-    def adapting(self, images):
-        calls.append(1)
-        if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, images)
-
-    monkeypatch.setattr(TeSLA, "adapt", adapting)
-
-
-@pytest.mark.parametrize(("protocol", "number"), [("N-O", 4), ("N-M", 5)])
-def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, protocol, number):
+@pytest.mark.parametrize(("protocol", "part"), [("N-O", "/masks/Case01"), ("N-M", "/.state/state-2")])
+def test_an_interrupt_names_resume(place, small_weights, capsys, protocol, part):
     more = "--protocol", protocol, "--reset", "site"
     assert adapt(small_weights, *more, out="whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, number)
+    with ctrl_c(part):
         assert adapt(small_weights, *more) == INTERRUPTED
     assert "--resume" in capsys.readouterr().err
     assert (place / "out/.state").is_dir()
@@ -165,12 +143,11 @@ def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, pr
     assert small.masks(place / "out") == small.masks(place / "whole")
 
 
-def test_an_interrupted_comparison_names_resume(place, small_weights, capsys, monkeypatch):
+def test_an_interrupted_comparison_names_resume(place, small_weights, capsys):
     words = ["compare", "--pipeline", "prostate", "--sites", str(place / "site_configs/prostate/X.yaml")]
     words += ["--volumes", "nii", "--weights", str(small_weights), "--methods", "source,tesla"]
     words += ["--seeds", "1", "--out", "out", "--device", "cpu", *sets(*small.SMALL[:4], *small.FEW)]
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 3)
+    with ctrl_c("tesla-N-O/seed-0/masks/Case01"):
         assert run(words) == INTERRUPTED
     assert "--resume" in capsys.readouterr().err
     cells = json.loads((place / "out/cells.json").read_text(encoding="utf-8"))

@@ -374,3 +374,34 @@ def test_contact_sheet_marks_tiles_whose_label_is_another_class(tmp_path):
     right = [int(value) for value in tiles.labels]
     assert red(right) == 0
     assert red([right[1], *right[1:]]) > 20
+
+
+def test_a_batch_that_diverges_leaves_no_trace(tiles, weights, tmp_path, monkeypatch):
+    """The stream goes on from before the batch, and only its own tiles keep the source's classes."""
+    adapt, calls = TeSLA.adapt, []
+
+    def broken_once(self, images):
+        calls.append(1)
+        scalars = adapt(self, images)
+        return {name: torch.tensor(float("nan")) for name in scalars} if len(calls) == 2 else scalars
+
+    monkeypatch.setattr(TeSLA, "adapt", broken_once)
+    texts = ("methods.tesla.batch_slices=8", "reports=[table]")
+    result = run(tiles, weights, tmp_path / "out", overrides=texts)
+    assert (result.diverged, result.units) == (1, 3)
+    assert result.complete
+    collapsed = [item for item in result.results if item.status == "collapsed"]
+    assert len(collapsed) == 8
+    assert all(np.array_equal(item.probs, item.probs_source) for item in collapsed)
+    others = [item for item in result.results if item.status == "ok"]
+    assert not any(np.array_equal(item.probs, item.probs_source) for item in others)
+    assert (result.out / "checkpoints/adapted.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_batches_that_all_diverge_are_a_failure(tiles, weights, tmp_path):
+    texts = ("methods.tesla.learning_rate=1e30", "reports=[table]", "methods.tesla.batch_slices=8")
+    result = run(tiles, weights, tmp_path / "out", overrides=texts)
+    assert (result.diverged, result.units) == (3, 3)
+    assert not result.complete
+    assert {item.used for item in result.results} == {"source"}
