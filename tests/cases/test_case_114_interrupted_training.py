@@ -13,7 +13,10 @@ import tesla_med
 
 CASE = 114
 INTERRUPTED = 130
-STEPS = ("train.steps=5", "train.validate_every=3", "train.batch_size=2", "train.augment=mild")
+STEPS = (
+    *("train.steps=5", "train.validate_every=3", "train.batch_size=2", "train.augment=mild"),
+    "train.validation_fraction=0.34",
+)
 SETTINGS = (*small.SMALL, *STEPS)
 
 

@@ -25,6 +25,12 @@ CASES = rf"Estimate: {TIME} per case, {TIME} in all for (\d) cases? on cpu; {MEM
 TILES = rf"Estimate: {TIME} per 1000 tiles, {TIME} in all for 24 tiles on cpu; {MEMORY}"
 
 
+def cases(text):
+    """Return the number of cases that an estimate speaks of; None without one."""
+    found = re.search(CASES, text)
+    return None if found is None else int(found[1])
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     return work_there(tmp_path, monkeypatch, 2)
@@ -48,7 +54,7 @@ def test_time_and_memory_are_said_before_the_first_case(place, small_weights, ca
     assert adapt(small_weights, "--protocol", protocol) == 0
     said = capsys.readouterr().err
     before, _, after = said.partition("cases 1/2")
-    assert re.search(CASES, before)[1] == "2"
+    assert cases(before) == 2
     assert "Estimate" not in after
     assert "Faster" not in said
     assert adapt(small_weights, "--protocol", protocol, "--dry-run", out="dry") == 0
@@ -98,9 +104,9 @@ def test_no_estimate_ends_a_run(place, small_weights, capsys):
 def test_the_rest_is_estimated_after_an_interrupt(place, small_weights, capsys):
     with ctrl_c("/masks/Case01"):
         assert adapt(small_weights) == INTERRUPTED
-    assert re.search(CASES, capsys.readouterr().err)[1] == "2"
+    assert cases(capsys.readouterr().err) == 2
     assert adapt(small_weights, "--resume") == 0
-    assert re.search(CASES, capsys.readouterr().err)[1] == "1"
+    assert cases(capsys.readouterr().err) == 1
     assert adapt(small_weights, "--resume") == 0
     assert "Estimate" not in capsys.readouterr().err
 

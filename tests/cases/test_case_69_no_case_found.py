@@ -6,7 +6,7 @@ import pytest
 import small_site as small
 from lines import run
 
-from tesla_med.config.files import load_site
+import tesla_med
 
 CASE = 69
 SITE = """\
@@ -21,7 +21,7 @@ def adapt(small_weights, tmp_path, monkeypatch, capsys):
     (tmp_path / "site_configs/prostate").mkdir(parents=True)
     (tmp_path / "site_configs/prostate/X.yaml").write_text(SITE)
     monkeypatch.chdir(tmp_path)
-    assert load_site("X").institution == "Nowhere"
+    assert tesla_med.load_site("X").institution == "Nowhere"
 
     def said(volumes):
         words = ("--site", "X", "--volumes", volumes, "--weights", str(small_weights), "--device", "cpu")

@@ -5,21 +5,18 @@ guard.
 import multiprocessing
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import small_site as small
+from lines import adapt, work_there, write_site
 
 CASE = 71
 STATUS = "the start method of Windows is tested, Windows itself is not"
-TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = """
 import multiprocessing
 multiprocessing.set_start_method("spawn")
-import sys
-sys.path.insert(0, {tests!r})
-import small_site
-result = small_site.run({volumes!r}, {weights!r}, {out!r}, method="source")
+import tesla_med
+result = tesla_med.adapt_site("prostate/X", "nii", out="out", method="source", device="cpu", **{given!r})
 print("cases done:", len(result.results))
 """
 IMPORTED = """
@@ -34,13 +31,15 @@ print(sorted(heavy), threading.active_count())
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(small_weights, tmp_path):
     small.make_volumes(tmp_path / "nii", 2)
-    places = {"volumes": str(tmp_path / "nii"), "weights": str(small_weights), "out": str(tmp_path / "out")}
-    (tmp_path / "script.py").write_text(SCRIPT.format(tests=str(TESTS), **places))
+    write_site(tmp_path)
+    given = {"weights": str(small_weights), "overrides": [*small.SMALL, *small.BARE]}
+    (tmp_path / "script.py").write_text(SCRIPT.format(given=given))
     done = subprocess.run(  # noqa: S603
         [sys.executable, str(tmp_path / "script.py")],
         capture_output=True,
         text=True,
         timeout=120,
+        cwd=tmp_path,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "cases done: 2\n"), done.stderr
@@ -53,9 +52,8 @@ def test_a_run_starts_no_process(small_weights, tmp_path, monkeypatch, protocol)
 
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    small.make_volumes(tmp_path / "nii", 2)
-    result = small.run(tmp_path / "nii", small_weights, tmp_path / "out", protocol=protocol)
-    assert not result.failed
+    work_there(tmp_path, monkeypatch, 2)
+    assert adapt(small_weights, "--protocol", protocol) == 0
 
 
 def test_importing_the_package_loads_nothing_heavy_and_starts_no_thread(tmp_path):

@@ -10,29 +10,26 @@ from pathlib import Path
 
 import pytest
 import small_site as small
-
-from tesla_med.errors import OutputError
-from tesla_med.tasks import volumes as volumes_module
+from lines import run, sets, write_site
 
 CASE = 73
 STATUS = "killing needs POSIX signals, so it is not tested on Windows"
-TESTS = Path(__file__).resolve().parent.parent
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
+import os, runpy, signal, sys
 import torch
 torch.set_num_threads(1)
-import small_site as small
-original = Path.replace
-def replace(path, target):
-    if target.parent.name == "masks" and target.name.startswith("Case02"):
-        path.write_bytes(path.read_bytes()[:100])
+def stop(event, arguments):
+    if event == "os.rename" and "/masks/Case02" in str(arguments[1]):
+        os.truncate(arguments[0], 100)
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(path, target)
-Path.replace = replace
-small.run({volumes!r}, {weights!r}, {out!r})
+sys.addaudithook(stop)
+sys.argv[0] = "tesla-med"
+runpy.run_module("tesla_med", run_name="__main__")
 """
+
+
+LINE = ["adapt", "--site", "X", "--volumes", "nii", "--device", "cpu"]
+SETTINGS = sets(*small.SMALL, *small.FEW, *small.BARE)
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +39,38 @@ def killed(small_weights, tmp_path_factory):
         pytest.skip("this system has no SIGKILL")
     folder = tmp_path_factory.mktemp("killed")
     small.make_volumes(folder / "nii", 5)
-    small.run(folder / "nii", small_weights, folder / "whole")
-    places = {"volumes": str(folder / "nii"), "weights": str(small_weights), "out": str(folder / "out")}
-    script = KILLED.format(tests=str(TESTS), **places)
-    done = subprocess.run([sys.executable, "-c", script], check=False)  # noqa: S603
+    write_site(folder)
+    words = [*LINE, "--weights", str(small_weights), *SETTINGS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run([*words, "--out", "whole"]) == 0
+    command = [sys.executable, "-c", KILLED, *words, "--out", "out"]
+    done = subprocess.run(command, check=False, cwd=folder)  # noqa: S603
     assert done.returncode == -signal.SIGKILL
     return folder
 
 
 @pytest.fixture
-def out(killed, tmp_path):
+def out(killed, tmp_path, monkeypatch):
+    monkeypatch.chdir(killed)
     return Path(shutil.copytree(killed / "out", tmp_path / "out"))
 
 
-@pytest.fixture
-def written(monkeypatch):
-    """Names of the masks that a run writes."""
-    names, original = [], volumes_module.encode_mask
+def resume(out, weights, *more):
+    """Resume; return the exit code and the names of the masks that were written."""
+    before = states(out)
+    code = run([*LINE, "--weights", str(weights), *SETTINGS, "--out", str(out), "--resume", *more])
+    return code, sorted(name for name, state in states(out).items() if before.get(name) != state)
 
-    def write(path, mask, volume):
-        if "source_masks" not in path.parts:
-            names.append(path.name)
-        return original(path, mask, volume)
 
-    monkeypatch.setattr(volumes_module, "encode_mask", write)
-    return names
+def states(out):
+    """Return what tells a file from one written later, for each mask."""
+    found = {path.name: path.stat() for path in (out / "masks").glob("Case*")}
+    return {name: (state.st_ino, state.st_mtime_ns) for name, state in found.items()}
 
 
 @pytest.mark.slow
-def test_only_whole_masks_and_the_same_end(killed, out, small_weights, written):
+def test_only_whole_masks_and_the_same_end(killed, out, small_weights):
     whole = small.masks(killed / "whole")
     before = {name: data for name, data in small.masks(out).items() if ".tmp-" not in name}
     assert sorted(name for name in before if name.startswith("masks/C")) == [
@@ -80,8 +80,7 @@ def test_only_whole_masks_and_the_same_end(killed, out, small_weights, written):
     assert before.items() <= whole.items()
     assert list(out.rglob(".tmp-*"))
     assert not small.record(out)["complete"]
-    small.run(killed / "nii", small_weights, out, resume=True)
-    assert written == [f"Case0{index}_mask.nii.gz" for index in (2, 3, 4)]
+    assert resume(out, small_weights) == (0, [f"Case0{index}_mask.nii.gz" for index in (2, 3, 4)])
     assert small.masks(out) == whole
     assert (out / "report/metrics.csv").read_bytes() == (killed / "whole/report/metrics.csv").read_bytes()
     assert not list(out.rglob(".tmp-*"))
@@ -89,20 +88,17 @@ def test_only_whole_masks_and_the_same_end(killed, out, small_weights, written):
 
 
 @pytest.mark.slow
-def test_a_mask_that_cannot_be_read_is_made_again(killed, out, small_weights, written):
+def test_a_mask_that_cannot_be_read_is_made_again(killed, out, small_weights):
     small.truncate(out / "masks/Case00_mask.nii.gz")
-    small.run(killed / "nii", small_weights, out, resume=True)
-    assert written == [f"Case0{index}_mask.nii.gz" for index in (0, 2, 3, 4)]
+    assert resume(out, small_weights) == (0, [f"Case0{index}_mask.nii.gz" for index in (0, 2, 3, 4)])
     assert small.masks(out) == small.masks(killed / "whole")
 
 
 @pytest.mark.slow
-def test_other_weights_or_settings_are_refused_by_name(killed, out, small_weights, tmp_path, written):
+def test_other_weights_or_settings_are_refused_by_name(killed, out, small_weights, capsys):
     before = small.files_below(out)
-    with pytest.raises(OutputError, match=r"settings differ \(seed: 0 then, 1 now\)"):
-        small.run(killed / "nii", small_weights, out, resume=True, seed=1)
-    trained = killed / "whole/checkpoints/Case00.safetensors"
-    with pytest.raises(OutputError, match=r"weights_sha256"):
-        small.run(killed / "nii", trained, out, resume=True)
+    assert resume(out, small_weights, "--seed", "1") == (2, [])
+    assert "settings differ (seed: 0 then, 1 now)" in " ".join(capsys.readouterr().err.split())
+    assert resume(out, killed / "whole/checkpoints/Case00.safetensors") == (2, [])
+    assert "weights_sha256" in capsys.readouterr().err
     assert small.files_below(out) == before
-    assert written == []

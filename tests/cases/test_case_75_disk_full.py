@@ -1,17 +1,12 @@
 """Where the disk is full no final name is used; the message gives the space needed and the space free."""
 
-import errno
 import re
 
 import numpy as np
 import pytest
 import small_site as small
-from lines import run
+from lines import adapt, work_there
 from small_volumes import noise, write
-
-from tesla_med.errors import OutputError
-from tesla_med.io.files import write_json
-from tesla_med.io.volumes import read_volume, write_mask
 
 resource = pytest.importorskip("resource")
 
@@ -35,58 +30,36 @@ def limited():
     return Limit()  # Python ignores SIGXFSZ, so writing gives EFBIG
 
 
-def test_a_mask_that_does_not_fit(tmp_path, limited):
-    write(tmp_path / "Case00.nii.gz", noise((64, 64, 64)))
-    volume = read_volume(tmp_path / "Case00.nii.gz")
-    mask = np.random.default_rng(0).integers(0, 3, volume.shape)
-    target = tmp_path / "out/Case00_mask.nii.gz"
-    with limited, pytest.raises(OutputError) as error:
-        write_mask(target, mask, volume)
-    assert re.search(r"MiB needed, \d+\.\d MiB free.*free some space", str(error.value))
-    assert str(target) in str(error.value)
-    assert list(target.parent.iterdir()) == []
-    write_mask(target, mask, volume)
-    assert target.stat().st_size > LIMIT
-
-
-def test_a_mask_that_was_there_stays(tmp_path, limited):
-    write(tmp_path / "Case00.nii.gz", noise((64, 64, 64)))
-    volume = read_volume(tmp_path / "Case00.nii.gz")
-    target = tmp_path / "Case00_mask.nii.gz"
-    write_mask(target, np.zeros(volume.shape, np.uint8), volume)
-    before = target.read_bytes()
-    with limited, pytest.raises(OutputError):
-        write_mask(target, np.random.default_rng(0).integers(0, 3, volume.shape), volume)
-    assert target.read_bytes() == before
-
-
-def test_a_run_says_so_and_goes_on_when_there_is_space(small_weights, tmp_path, monkeypatch, capsys, limited):
-    (tmp_path / "site_configs/prostate").mkdir(parents=True)
-    site = small.site().model_dump(mode="json", exclude={"id", "pipeline"}, exclude_defaults=True)
-    write_json(tmp_path / "site_configs/prostate/X.yaml", site)  # JSON is YAML
-    monkeypatch.chdir(tmp_path)
-    small.make_volumes(tmp_path / "nii", 2)
-    sets = [text for item in (*small.SMALL, *small.FEW, *small.BARE) for text in ("--set", item)]
-    words = ["adapt", "--site", "X", "--volumes", "nii", "--weights", str(small_weights), "--device", "cpu"]
-    line = [*words, "--out", "out", *sets]
+def test_a_mask_that_does_not_fit(tmp_path, known_weights, monkeypatch, capsys, limited):
+    """The second of three: the first is smaller."""
+    work_there(tmp_path, monkeypatch, 1)
+    for name in ("Case01", "Case02"):
+        image = noise((96, 96, 48))
+        write(tmp_path / f"nii/{name}.nii.gz", image)
+        write(tmp_path / f"nii/{name}_segmentation.nii.gz", (image > 100).astype(np.uint8))
+    line = (known_weights(), "--method", "source", "--set", "preprocessing.size=null")
     with limited:
-        assert run(line) == 2
+        assert adapt(*line) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"Case01_mask\.nii\.gz.*MiB needed, \d+\.\d MiB free.*free some space", said)
+    assert "Traceback" not in said
+    names = small.files_below(tmp_path / "out")
+    assert not [name for name in names if ".tmp-" in name or "Case01_mask" in name or "Case02_mask" in name]
+    before = small.masks(tmp_path / "out")
+    assert "masks/Case00_mask.nii.gz" in before
+    assert adapt(*line, "--resume") == 0
+    after = small.masks(tmp_path / "out")
+    assert len(after["masks/Case01_mask.nii.gz"]) > LIMIT
+    assert before.items() <= after.items()
+
+
+def test_weights_that_do_not_fit(tmp_path, small_weights, monkeypatch, capsys, limited):
+    work_there(tmp_path, monkeypatch, 2)
+    with limited:
+        assert adapt(small_weights) == 2
     said = capsys.readouterr().err
     assert "MiB needed" in said
     assert "MiB free" in said
     assert "Traceback" not in said
     assert not [name for name in small.files_below(tmp_path / "out") if ".tmp-" in name or "Case" in name]
-    assert run([*line, "--resume"]) == 0
-
-
-def test_a_full_disk_is_told_of_in_the_same_way(tmp_path, monkeypatch, limited):
-    write(tmp_path / "Case00.nii.gz", noise((16, 16, 4)))
-    volume = read_volume(tmp_path / "Case00.nii.gz")
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tesla_med.io.files._flush", full)
-    with pytest.raises(OutputError, match=r"No space left on device \(0\.0 MiB needed, \d+"):
-        write_mask(tmp_path / "out/Case00_mask.nii.gz", np.zeros(volume.shape, np.uint8), volume)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert adapt(small_weights, "--resume") == 0

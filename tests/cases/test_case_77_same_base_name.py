@@ -4,15 +4,14 @@ import nibabel as nib
 import pytest
 import small_site as small
 
-from tesla_med.config.models import Files
-from tesla_med.errors import DataError
+import tesla_med
 
 CASE = 77
 
 
 @pytest.fixture
 def site():
-    return small.site(files=Files(image=("*",), masks=small.site().files.masks))
+    return small.site(files={"image": ("*",), "masks": small.site().files.masks})
 
 
 def test_two_patients_with_one_base_name(small_weights, tmp_path, site):
@@ -43,7 +42,7 @@ def test_a_clash_is_listed_before_anything_is_written(small_weights, tmp_path, s
         small.copy_image(image, tmp_path / "nii" / name)
     if len(list((tmp_path / "nii").rglob("*.*"))) < len(names):
         pytest.skip("this file system does not tell upper from lower case")
-    with pytest.raises(DataError, match="would share a name") as error:
+    with pytest.raises(tesla_med.TeslaMedError, match="would share a name") as error:
         small.run(tmp_path / "nii", small_weights, tmp_path / "out", site=site)
     assert all(name.rpartition("/")[2] in str(error.value) for name in names)
     assert not (tmp_path / "out").exists()

@@ -5,7 +5,7 @@ settings.
 import pytest
 import small_site as small
 
-from tesla_med.errors import OutputError
+import tesla_med
 
 CASE = 78
 
@@ -34,7 +34,7 @@ OTHER = {
 @pytest.mark.parametrize("options", [{}, OTHER["seed"]], ids=["same", "other"])
 def test_neither_replaced_nor_reused_without_a_word(again, tmp_path, options):
     before = small.files_below(tmp_path / "out")
-    with pytest.raises(OutputError, match=r"earlier run.*--resume.*--overwrite"):
+    with pytest.raises(tesla_med.TeslaMedError, match=r"earlier run.*--resume.*--overwrite"):
         again(**options)
     assert small.files_below(tmp_path / "out") == before
 
@@ -42,7 +42,7 @@ def test_neither_replaced_nor_reused_without_a_word(again, tmp_path, options):
 @pytest.mark.parametrize("key", OTHER)
 def test_resume_refuses_other_settings_by_name(again, tmp_path, key):
     before = small.files_below(tmp_path / "out")
-    with pytest.raises(OutputError, match=rf"settings differ.*{key}: "):
+    with pytest.raises(tesla_med.TeslaMedError, match=rf"settings differ.*{key}: "):
         again(resume=True, **OTHER[key])
     assert small.files_below(tmp_path / "out") == before
 
@@ -66,6 +66,6 @@ def test_a_folder_that_is_no_run_is_never_touched(small_weights, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
     for options in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(OutputError, match=r"not a run of tesla-med \(thesis\.txt\)"):
+        with pytest.raises(tesla_med.TeslaMedError, match=r"not a run of tesla-med \(thesis\.txt\)"):
             small.run(tmp_path / "nii", small_weights, tmp_path / "out", **options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import small_site as small
 import torch
+from safetensors.torch import load_file
 
-from tesla_med.adapt import adapt_site
-from tesla_med.errors import CheckpointError
-from tesla_med.models.checkpoint import read_state
+import tesla_med
 
 CASE = 79
 STATUS = "the storage tags of a GPU are imitated; no GPU is used"
@@ -16,7 +15,7 @@ STATUS = "the storage tags of a GPU are imitated; no GPU is used"
 @pytest.fixture
 def gpu_weights(small_weights, tmp_path, monkeypatch):
     """The small weights as a PyTorch file whose storages say that they were on a GPU."""
-    state = read_state(small_weights)
+    state = load_file(str(small_weights))
     path = tmp_path / "gpu.pth"
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
@@ -33,7 +32,7 @@ def test_the_tags_are_those_of_a_gpu(gpu_weights):
 def test_a_run_with_device_auto(gpu_weights, small_weights, tmp_path):
     small.make_volumes(tmp_path / "nii", 1)
     for weights, name in ((small_weights, "own"), (gpu_weights, "gpu")):
-        adapt_site(
+        tesla_med.adapt_site(
             small.site(),
             tmp_path / "nii",
             weights=weights,
@@ -52,7 +51,7 @@ def test_another_architecture_lists_the_keys(gpu_weights, tmp_path):
     first = next(name for name in state if name.endswith("weight"))
     state["encoder.stranger.weight"] = state.pop(first)
     torch.save(state, gpu_weights)
-    with pytest.raises(CheckpointError, match="another architecture") as error:
+    with pytest.raises(tesla_med.TeslaMedError, match="another architecture") as error:
         small.run(tmp_path / "nii", gpu_weights, tmp_path / "out")
     assert f"1 missing: {first}" in str(error.value)
     assert "1 unexpected: encoder.stranger.weight" in str(error.value)
@@ -61,5 +60,5 @@ def test_another_architecture_lists_the_keys(gpu_weights, tmp_path):
 
 def test_another_width_lists_the_shapes(gpu_weights, tmp_path):
     small.make_volumes(tmp_path / "nii", 1)
-    with pytest.raises(CheckpointError, match=r"other shape: .* instead of \(8,"):
+    with pytest.raises(tesla_med.TeslaMedError, match=r"other shape: .* instead of \(8,"):
         small.run(tmp_path / "nii", gpu_weights, tmp_path / "out", overrides=("model.params.width=8",))

@@ -70,4 +70,4 @@ def test_many_tiles_are_few_lines(tmp_path, tile_weights, monkeypatch, capsys):
     slow_clock(monkeypatch, 20)
     assert adapt(tile_weights, "--method", "source", "--overwrite", **line) == 0
     said = capsys.readouterr().err
-    assert re.findall(r"^tiles (\d+)/24: ", said, re.MULTILINE)[-1] == "24"
+    assert re.findall(r"^tiles (\d+)/24: ", said, re.MULTILINE)[-1:] == ["24"]

@@ -4,9 +4,7 @@ import csv
 
 import pytest
 import small_site as small
-from lines import run
-
-from tesla_med.io.files import write_json
+from lines import run, write_site
 
 CASE = 82
 
@@ -16,9 +14,7 @@ def place(tmp_path, monkeypatch):
     """Five volumes, the second truncated, and site X."""
     small.make_volumes(tmp_path / "nii", 5)
     small.truncate(tmp_path / "nii/Case01.nii.gz")
-    (tmp_path / "site_configs/prostate").mkdir(parents=True)
-    site = small.site().model_dump(mode="json", exclude={"id", "pipeline"}, exclude_defaults=True)
-    write_json(tmp_path / "site_configs/prostate/X.yaml", site)  # JSON is YAML
+    write_site(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

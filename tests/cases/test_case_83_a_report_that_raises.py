@@ -39,7 +39,10 @@ def place(tmp_path, monkeypatch):
     return work_there(tmp_path, monkeypatch, 3)
 
 
-FAILING = {"html": ("jpeg", "report.html"), "calibration": ("png", "reliability.png")}  # on a case, at the end
+FAILING = {
+    "html": ("jpeg", "report.html"),
+    "calibration": ("png", "reliability.png"),
+}  # on a case, at the end
 
 
 @pytest.mark.parametrize("name", FAILING)

@@ -2,16 +2,21 @@
 
 import numpy as np
 from PIL import Image
-
-from tesla_med.io.tiles import read_tile
+from tile_files import classify, probabilities, tiles
 
 CASE = 86
 
 
-def test_a_ramp_and_its_8_bit_copy(tmp_path):
+def test_a_ramp_and_its_8_bit_copy(tmp_path, tile_weights, monkeypatch):
+    folder = tiles(tmp_path)
     ramp = np.repeat(np.linspace(0, 65535, 64).astype(np.uint16)[None], 64, 0)
-    Image.fromarray(ramp).save(tmp_path / "deep.tif")
-    Image.fromarray((ramp // 257).astype(np.uint8)).save(tmp_path / "flat.png")
-    deep, flat = read_tile(tmp_path / "deep.tif").array, read_tile(tmp_path / "flat.png").array
-    assert np.abs(deep - flat).max() < 0.005
-    assert len(np.unique(deep)) == 64
+    Image.fromarray(ramp).save(folder / "deep.tif")
+    Image.fromarray((ramp // 257).astype(np.uint8)).save(folder / "flat.png")
+    clipped = np.minimum(ramp, 255).astype(np.uint8)  # what a plain conversion makes of it: white
+    Image.fromarray(clipped).save(folder / "white.png")
+    code, rows = classify(tmp_path, tile_weights, monkeypatch, "--set", "preprocessing.least_tissue=0")
+    assert code == 0
+    found = {name.partition(".")[0]: probabilities(row) for name, row in rows.items()}
+    assert np.allclose(found["deep"], found["flat"], atol=0.01)
+    assert not np.allclose(found["deep"], found["white"], atol=0.05)
+    assert rows["deep.tif"]["prediction"] == rows["flat.png"]["prediction"]

@@ -2,16 +2,20 @@
 
 import numpy as np
 from PIL import Image
-from tile_files import channels, smooth
-
-from tesla_med.io.tiles import read_tile
+from tile_files import classify, probabilities, smooth, tiles
 
 CASE = 88
 
 
-def test_four_channels_that_are_inks(tmp_path):
-    Image.fromarray(smooth()).convert("CMYK").save(tmp_path / "c.tif")
-    picture = read_tile(tmp_path / "c.tif")
-    assert picture.array.shape == (3, 64, 64)
-    assert np.abs(picture.array - channels(smooth())).max() < 0.02
-    assert "CMYK" in picture.notes[0]
+def test_four_channels_that_are_inks(tmp_path, tile_weights, monkeypatch, capsys):
+    folder = tiles(tmp_path)
+    inks = Image.fromarray(smooth()).convert("CMYK")
+    inks.save(folder / "inks.tif")
+    Image.fromarray(smooth()).save(folder / "plain.png")
+    Image.fromarray(np.asarray(inks), "RGBA").save(folder / "mistaken.png")
+    code, rows = classify(tmp_path, tile_weights, monkeypatch, "--set", "preprocessing.least_tissue=0")
+    assert code == 0
+    found = {name.partition(".")[0]: probabilities(row) for name, row in rows.items()}
+    assert np.allclose(found["inks"], found["plain"], atol=0.05)
+    assert not np.allclose(found["inks"], found["mistaken"], atol=0.05)
+    assert "CMYK" in capsys.readouterr().err

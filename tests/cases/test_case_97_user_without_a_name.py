@@ -18,6 +18,7 @@ def nobody(number):
 
 pwd.getpwuid = nobody
 """
+PROGRAM = "import runpy; runpy.run_module('tesla_med', run_name='__main__', alter_sys=True)"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows names every user")
 
 
@@ -72,5 +73,7 @@ def test_commands(tmp_path):
         ],
     )
     for words in lines:
-        done = without_a_name("import runpy; runpy.run_module('tesla_med', run_name='__main__', alter_sys=True)", *words)
+        done = without_a_name(
+            "import runpy; runpy.run_module('tesla_med', run_name='__main__', alter_sys=True)", *words
+        )
         assert done.returncode == 0, done.stderr

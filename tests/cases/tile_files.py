@@ -1,9 +1,12 @@
-"""Pictures for the tests of tiles."""
+"""Pictures for the tests of tiles, and what the source model makes of them."""
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import torch
+from lines import adapt, write_site
 
 
 def smooth(size=64, seed=0):
@@ -13,6 +16,21 @@ def smooth(size=64, seed=0):
     return (255 * fine[0].permute(1, 2, 0)).round().numpy().astype(np.uint8)
 
 
-def channels(array):
-    """Return (3, H, W) in [0, 1] of an 8-bit picture."""
-    return array.transpose(2, 0, 1) / 255
+def classify(folder, weights, monkeypatch, *more):
+    """Run the source model on the tiles below nii/; return the exit code and predictions.csv by tile."""
+    write_site(folder, "kather")
+    monkeypatch.chdir(folder)
+    code = adapt(weights, "--method", "source", *more, pipeline="kather")
+    with (folder / "out/predictions.csv").open(encoding="utf-8", newline="") as stream:
+        return code, {row["tile"]: row for row in csv.DictReader(stream)}
+
+
+def probabilities(row):
+    """Return the probabilities of a tile as numbers."""
+    return np.array([float(value) for name, value in row.items() if name.startswith("p_")])
+
+
+def tiles(folder):
+    """Return the folder nii/ for tiles without labels."""
+    (folder / "nii").mkdir()
+    return folder / "nii"
