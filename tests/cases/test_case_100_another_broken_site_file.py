@@ -42,6 +42,7 @@ def test_check_and_list(folder, capsys):
 
 def test_adapt_and_predict(folder, known_weights, capsys):
     words = ["--site", "X", "--volumes", "nii", "--weights", str(known_weights()), "--device", "cpu"]
+    words += ["--set", "model.params.width=4"]
     assert run(["predict", *words, "--set", "reports=[table]"]) == 0
     assert run(["adapt", *words, "--method", "source", "--dry-run"]) == 0
     assert "another site is left out" in capsys.readouterr().err

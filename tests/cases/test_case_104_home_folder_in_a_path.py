@@ -2,7 +2,7 @@
 
 import pytest
 import small_site as small
-from lines import run
+from lines import run, sets
 
 import tesla_med
 
@@ -31,7 +31,8 @@ def test_predict_and_evaluate(home, tmp_path, known_weights):
     small.make_volumes(home / "nii", 1)
     (home / "weights").mkdir()
     known_weights().rename(home / "weights/source.safetensors")
-    words = ["--volumes=~/nii", "--out=~/runs/x", "--device", "cpu", "--set", "reports=[table]"]
+    words = ["--volumes=~/nii", "--out=~/runs/x", "--device", "cpu"]
+    words += sets("reports=[table]", "model.params.width=4")
     assert (
         run(
             [
@@ -56,13 +57,15 @@ def test_weights_in_a_site_file_and_a_search_path(home, monkeypatch, known_weigh
     known_weights().rename(home / "weights/source.safetensors")
     monkeypatch.setenv("TESLA_MED_CONFIG_PATH", "~")
     words = ["--volumes", "~/nii", "--method", "source", "--device", "cpu", "--dry-run"]
+    words += sets("model.params.width=4")
     assert run(["adapt", "--site", "prostate/X", *words]) == 0
 
 
 def test_python_takes_the_same_paths(home, known_weights):
     small.make_volumes(home / "nii", 1)
     known_weights().rename(home / "known.safetensors")
-    result = tesla_med.predict("~/nii", "~/known.safetensors", pipeline="prostate", out="~/out", device="cpu")
+    given = {"out": "~/out", "device": "cpu", "overrides": ["model.params.width=4"]}
+    result = tesla_med.predict("~/nii", "~/known.safetensors", pipeline="prostate", **given)
     assert result.out == home / "out"
 
 

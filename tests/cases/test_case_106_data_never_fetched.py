@@ -7,7 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import run
+from lines import run, sets
 
 CASE = 106
 ANNEX = "../.git/annex/objects/X1/Zz/MD5E-s123--abc.nii.gz/MD5E-s123--abc.nii.gz"
@@ -48,7 +48,7 @@ def words(tmp_path, monkeypatch, known_weights):
     small.make_volumes(tmp_path / "nii", 2)
     monkeypatch.chdir(tmp_path)
     common = ["--site", "X", "--volumes", "nii", "--weights", str(known_weights())]
-    return [*common, "--out", "out", "--device", "cpu", "--set", "reports=[table]"]
+    return [*common, "--out", "out", "--device", "cpu", *sets("reports=[table]", "model.params.width=4")]
 
 
 @pytest.mark.parametrize("name", ["Case01.nii.gz", "Case01_segmentation.nii.gz"])

@@ -3,27 +3,28 @@
 import json
 
 import pytest
-import small_site as small
-
-import tesla_med
+from lines import adapt, run, sets, work_there
 
 CASE = 111
 pytestmark = pytest.mark.usefixtures("one_thread")
-PAGES = ("reports=[table, calibration, quality, html]",)
+GUARDED = sets("quality.intercept=0.9", "quality.slope=0.01")
 
 
 def predicted(out):
-    return json.loads((out / "report/predicted_dice.json").read_text(encoding="utf-8"))["cases"]
+    content = json.loads((out / "report/predicted_dice.json").read_text(encoding="utf-8"))
+    return {item["case"] for item in content["cases"]}
 
 
 @pytest.mark.slow
-def test_no_figure_of_an_undone_mask_remains(tmp_path, small_weights):
-    small.make_volumes(tmp_path / "nii", 3)
-    out = tmp_path / "guarded"
-    guarded = ("guard.enabled=true", "quality.intercept=0.9", "quality.slope=0.01")
-    small.run(tmp_path / "nii", small_weights, out, reports=PAGES, overrides=guarded, reset="case")
-    named = {item["case"] for item in predicted(out)}
-    undone = set(tesla_med.rollback(out, "source").undone)
+def test_no_figure_of_an_undone_mask_remains(tmp_path, small_weights, monkeypatch, capsys):
+    work_there(tmp_path, monkeypatch, 3)
+    more = "--guard", "--reset", "case", *GUARDED
+    assert adapt(small_weights, *more, reports="[table, calibration, quality, html]") == 0
+    out = tmp_path / "out"
+    named = predicted(out)
+    capsys.readouterr()
+    assert run(["rollback", "out", "--to-case", "source", "--json"]) == 0
+    undone = set(json.loads(capsys.readouterr().out)["undone"])
     assert undone & named
-    assert {item["case"] for item in predicted(out)} == named - undone
+    assert predicted(out) == named - undone
     assert (out / "report/predicted_dice.png").exists() == bool(named - undone)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813 - its usual name
 import small_site as small
-from lines import run
+from lines import run, sets
 
 CASE = 112
 SITE = "institution: Nowhere\nfiles: {image: 'Case*.nii.gz', masks: [{pattern: '*.seg.nrrd', write: 1}]}\n"
@@ -59,7 +59,8 @@ def check(capsys):
 def test_it_is_the_reference(image, box, tmp_path, known_weights, capsys):
     place(tmp_path, image, segment(image, box))
     assert check(capsys)[0] == 0
-    common = ["--weights", str(known_weights()), "--device", "cpu", "--set", "reports=[table]"]
+    settings = sets("reports=[table]", "model.params.width=4")
+    common = ["--weights", str(known_weights()), "--device", "cpu", *settings]
     assert run(["predict", "--site", "X", "--volumes", "nii", *common, "--out", "part"]) == 0
     whole = ["--set", "site.files.masks=[{pattern: '*_segmentation.nii.gz', write: 1}]"]
     assert run(["predict", "--site", "X", "--volumes", "made", *common, *whole, "--out", "whole"]) == 0

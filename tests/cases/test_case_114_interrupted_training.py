@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import small_site as small
@@ -22,7 +23,7 @@ SETTINGS = (*small.SMALL, *STEPS)
 
 @pytest.fixture
 def place(one_thread, tmp_path, monkeypatch):
-    return work_there(tmp_path, monkeypatch, 3)
+    return work_there(tmp_path, monkeypatch, 6)
 
 
 def train(*words, out="out"):
@@ -41,8 +42,8 @@ def interrupted_at(number):
         tesla_med.train_source(
             tesla_med.load_pipeline("prostate", SETTINGS),
             [tesla_med.load_site("prostate/X")],
-            "nii",
-            "out",
+            Path("nii"),
+            Path("out"),
             device="cpu",
             progress=tell,
         )

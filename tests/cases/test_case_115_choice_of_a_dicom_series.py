@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import small_site as small
 from dicom_files import write_series
-from lines import run
+from lines import run, sets
 
 CASE = 115
 T2, DWI = (32, 28, 4), (16, 16, 3)
@@ -77,7 +77,7 @@ def test_a_pattern_that_chooses_none_or_several(patients, capsys):
 
 def test_a_run_takes_the_chosen_one(patients, tmp_path, known_weights, capsys):
     words = ["--site", "X", "--volumes", "dicom", "--weights", str(known_weights()), "--device", "cpu"]
-    words += ["--out", "out", "--set", "reports=[table]"]
+    words += ["--out", "out", *sets("reports=[table]", "model.params.width=4")]
     assert run(["predict", *words]) == 1
     assert "'DWI' (" in capsys.readouterr().err
     assert run(["predict", *words, "--overwrite", "--set", "site.files.series=T2*"]) == 0

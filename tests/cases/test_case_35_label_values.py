@@ -34,7 +34,7 @@ def test_values_names_and_scores(known_weights, tmp_path):
     files = Files(image=("Case*.nii.gz",), masks=(MaskLayer(pattern="*_segmentation.nii.gz"),))
     result = run_whole(
         tmp_path / "nii",
-        known_weights(),
+        known_weights(classes=3),
         tmp_path / "out",
         overrides=(CLASSES,),
         site=small.site(files=files),

@@ -78,7 +78,7 @@ def every_voxel(out):
 @pytest.mark.parametrize("words", [("--method", "source"), (), ("--protocol", "N-M")], ids=str)
 def test_no_corner_is_labelled(place, likes_dark, words):
     assert adapt(likes_dark, *words, "--set", OFF, out="off") == 0
-    assert labelled(place / "off")[0] > 0.9 * COUNT  # the problem is there
+    assert labelled(place / "off")[0] > 0.8 * COUNT  # the problem is there
     assert adapt(likes_dark, *words) == 0
     assert labelled(place / "out") == [0, 0]
     cases = small.record(place / "out")["cases"]
@@ -128,7 +128,7 @@ def test_off_where_it_must_be(place, likes_dark, capsys):
     assert adapt(foreign, "--method", "source", out="foreign") == 0
     assert "weights without a card: fill is left alone" in "".join(capsys.readouterr())
     for name in ("paper", "foreign"):
-        assert labelled(place / name)[0] > 0.9 * COUNT
+        assert labelled(place / name)[0] > 0.8 * COUNT
         assert small.record(place / name)["cases"][0]["fill_voxels"] == 0
     assert adapt(foreign, "--method", "source", "--set", ON) == 0
     assert labelled(place / "out") == [0, 0]

@@ -34,7 +34,7 @@ def test_many_classes(volumes, known_weights, tmp_path):
     overrides = (MANY, "preprocessing.size=[96,96]")
     result = small.run(
         volumes,
-        known_weights(),
+        known_weights(classes=CLASSES),
         tmp_path / "out",
         method="source",
         overrides=overrides,

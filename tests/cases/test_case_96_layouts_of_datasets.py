@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import small_site as small
-from lines import run
+from lines import run, sets
 
 CASE = 96
 FOLDERS = "files: {image: 'imagesTr/*.nii.gz', masks: [{pattern: 'labelsTr/*.nii.gz', write: 1}]}\n"
@@ -65,7 +65,8 @@ def test_every_command_finds_them(layout, lay_out, tmp_path, known_weights, caps
     assert [case["case"] for case in found["cases"]] == names
     assert all(case["labels"] == [0, 1] for case in found["cases"])
     words = ["--site", "X", "--volumes", "data", "--weights", str(known_weights()), "--device", "cpu"]
-    assert run(["predict", *words, "--out", "out", "--set", "reports=[table]"]) == 0
+    settings = sets("reports=[table]", "model.params.width=4")
+    assert run(["predict", *words, "--out", "out", *settings]) == 0
     assert [item["status"] for item in small.record(tmp_path / "out")["cases"]] == ["ok", "ok"]
     assert "dice" in (tmp_path / "out/report/metrics.csv").read_text()
     if references is not None:
