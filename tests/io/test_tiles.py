@@ -163,3 +163,19 @@ def test_a_stream_of_mixed_sizes_with_a_broken_tile(tmp_path):
     assert list(batches[1].failed) == [3]
     assert torch.allclose(batches[2].images[0], torch.from_numpy(read_tile(found.paths[0]).array))
     assert all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in batches)
+
+
+def test_a_stream_notes_what_was_done_to_a_tile(tmp_path):
+    for index in range(3):
+        image = Image.fromarray(smooth(seed=index))
+        (image.convert("L") if index == 1 else image).save(tmp_path / f"{index}.png")
+    batch = next(stream(find_tiles(tmp_path, {}), [0, 1, 2], 3, (32, 32)))
+    assert list(batch.notes) == [1]
+    assert "grey" in batch.notes[1][0]
+    assert (batch.images[1][0] == batch.images[1][2]).all()
+
+
+def test_tiles_come_in_natural_order(tmp_path):
+    for index in range(12):
+        save(tmp_path / f"TUM/{index}.png", smooth(8))
+    assert find_tiles(tmp_path, {"TUM": 0}).names == [f"TUM/{index}.png" for index in range(12)]

@@ -143,6 +143,10 @@ def test_values_that_are_no_probabilities_are_refused(value):
             count_case(source, adapted, reference, chosen, (0, 1, 2))
 
 
+def test_a_small_probability_is_not_clipped():
+    assert count_binary(np.array([1e-9, 1.0]), np.array([True, True]), 10).clipped == 0
+
+
 def test_rounding_noise_about_one_is_accepted():
     counts = count_binary(np.array([1.0 + 5e-5, -5e-5]), np.array([True, False]), bins=10)
     assert counts.ece == 0.0
