@@ -19,7 +19,7 @@ def _renamed(event, arguments):
             watch(Path(os.fsdecode(arguments[1])).as_posix())
 
 
-sys.addaudithook(_renamed)  # it cannot be taken out again, so that it asks what to watch
+sys.addaudithook(_renamed)  # a hook cannot be removed: it does nothing unless a test watches
 
 
 @contextmanager

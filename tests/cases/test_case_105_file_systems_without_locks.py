@@ -17,13 +17,16 @@ LOCK_FILE = "out/.tesla-med.lock-file"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(params=[errno.ENOLCK, 524, errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.fixture
 def without_locks(monkeypatch, request):
+    """Refuse every lock with an error of the system; by default with the usual one."""
+    number = getattr(request, "param", errno.ENOLCK)
+
     def flock(*_):
-        raise OSError(request.param, "no locks")
+        raise OSError(number, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    yield request.param
+    yield number
     logging.getLogger("tesla_med").handlers.clear()
 
 
@@ -32,6 +35,7 @@ def place(tmp_path, monkeypatch):
     return work_there(tmp_path, monkeypatch, 1)
 
 
+@pytest.mark.parametrize("without_locks", [errno.ENOLCK, 524, errno.EOPNOTSUPP, errno.ENOSYS], indirect=True)
 def test_commands_go_on_and_say_so_once(without_locks, place, known_weights, capsys):
     weights = known_weights()
     assert adapt(weights, "--method", "source") == 0
@@ -59,8 +63,6 @@ def test_a_second_run_is_refused(without_locks, place, known_weights, capsys):
 
 
 def test_what_a_killed_run_left_is_named(without_locks, place, known_weights, capsys):
-    if without_locks == errno.ENOSYS:
-        pytest.skip("the library sees to this one by itself")
     weights, left = known_weights(), []
 
     def keep(stage, done, total):

@@ -46,7 +46,7 @@ def interrupt_at(monkeypatch, number):
     monkeypatch.setattr(TeSLA, "adapt", adapting)
 
 
-@pytest.mark.parametrize(("protocol", "number"), [("N-O", 4), ("N-M", 5)])
+@pytest.mark.parametrize(("protocol", "number"), [("N-O", 4), pytest.param("N-M", 5, marks=pytest.mark.slow)])
 def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, protocol, number):
     more = "--protocol", protocol, "--reset", "site"
     assert adapt(small_weights, *more, out="whole") == 0

@@ -40,7 +40,7 @@ def interrupt(patch, number):
     patch.setattr(TrainingRun, "advance", advancing)
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_resumed_one_ends_as_if_never_stopped(step, train, tmp_path, monkeypatch):
     train("whole")
     before = signal.getsignal(signal.SIGINT)
