@@ -63,7 +63,7 @@ def output_lock(folder: Path, wanted: bool = True) -> Iterator[None]:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """Return what an output folder holds beside a lock and half-written files; nothing where there is none."""
+    """Return what an output folder holds beside a lock and half-written files; nothing if there is none."""
     there = folder.iterdir() if folder.is_dir() else ()
     return [item for item in there if item.name not in LOCK_NAMES and not item.name.startswith(TEMPORARY)]
 
