@@ -115,7 +115,7 @@ def main() -> None:
     print(
         f"after case {found['first']} {found['after_first_mib']:.0f} MiB, after case {found['cases']} "
         f"{found['after_last_mib']:.0f} MiB ({found['growth_percent']:+.1f} %), after the reports "
-        f"{found['after_reports_mib']:.0f} MiB; {found['seconds']:.0f} s, output {found['output_mib']:.0f} MiB"
+        f"{found['after_reports_mib']:.0f} MiB; {found['seconds']:.0f} s"
     )
     if options.out:
         command = " ".join(["python", "benchmarks/memory.py", *sys.argv[1:]])
