@@ -174,7 +174,14 @@ def timeless(path: Path) -> bytes:
     return data
 
 
-def killed(folder: Path, want: dict[str, bytes], seconds: float, rng: random.Random, *given: Any) -> bool:
+def differences(process: Any, out: Path, want: dict[str, bytes]) -> str:
+    """Return what a finished process left otherwise than wanted; empty if nothing."""
+    found = content(out)
+    other = sorted(name for name in found.keys() | want.keys() if found.get(name) != want.get(name))
+    return f"exit code {process.exitcode}; {', '.join(other)}" if process.exitcode or other else ""
+
+
+def killed(folder: Path, want: dict[str, bytes], seconds: float, rng: random.Random, *given: Any) -> str:
     """Kill one to three times, resume, compare."""
     out = folder / "out"
     for _ in range(rng.randint(1, 3)):
@@ -185,25 +192,26 @@ def killed(folder: Path, want: dict[str, bytes], seconds: float, rng: random.Ran
         process.join()
     process = start(*given, out)
     process.join()
-    return process.exitcode == 0 and content(out) == want
+    return differences(process, out, want)
 
 
-def full_disk(folder: Path, want: dict[str, bytes], rng: random.Random, *given: Any) -> bool:
+def full_disk(folder: Path, want: dict[str, bytes], rng: random.Random, *given: Any) -> str:
     """Run with a limit on the size of files, then without."""
     out = folder / "out"
     largest = max(len(data) for data in want.values())
     process = start(*given, out, rng.randint(200, largest - 1))
     process.join()
     found = content(out)
-    whole = all(want.get(name, data) == data for name, data in found.items())
+    half = [name for name, data in found.items() if want.get(name, data) != data]
     left = [name for name in found if f"/{TEMPORARY}" in f"/{name}"]
-    failed = process.exitcode != 0
+    if process.exitcode == 0 or half or left:
+        return f"exit code {process.exitcode} with a full disk; half-written {half}, left {left}"
     process = start(*given, out)
     process.join()
-    return whole and not left and failed and process.exitcode == 0 and content(out) == want
+    return differences(process, out, want)
 
 
-def vanished(folder: Path, want: dict[str, bytes], seconds: float, rng: random.Random, *given: Any) -> bool:
+def vanished(folder: Path, want: dict[str, bytes], seconds: float, rng: random.Random, *given: Any) -> str:
     """Remove an image at a random moment; the others must be done, and it be named if it was not read."""
     kind, images, weights = given
     copied = folder / "images"
@@ -216,7 +224,7 @@ def vanished(folder: Path, want: dict[str, bytes], seconds: float, rng: random.R
     chosen.unlink()
     process.join()
     if process.exitcode != 0:
-        return False
+        return f"exit code {process.exitcode} without {chosen.name}"
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     name = chosen.relative_to(copied).as_posix().removesuffix(".nii.gz").removesuffix(".png")
     listed = {item["case"]: item for item in record["cases"]} if kind.data == "volumes" else None
@@ -224,16 +232,17 @@ def vanished(folder: Path, want: dict[str, bytes], seconds: float, rng: random.R
         table = (out / "predictions.csv").read_text(encoding="utf-8").splitlines()
         before = want["predictions.csv"].decode().splitlines()
         rows, rest = ([row for row in lines if f"{name}.png" not in row] for lines in (table, before))
-        return len(rows) == len(rest) and all("failed" not in row for row in rows)
+        as_before = len(rows) == len(rest) and all("failed" not in row for row in rows)
+        return "" if as_before else f"without {name}: {len(rows)} rows, not {len(rest)}"
     others = [item for item in listed.values() if not item["case"].endswith(Path(name).name)]
     failed = [item for item in listed.values() if item["status"] == "failed"]
     masks = {key: data for key, data in want.items() if "masks/" in key and Path(name).name not in key}
     found = content(out)
-    return (
-        len(others) == len(sorted(images.glob(f"*{suffix}"))) - 1
-        and all(Path(name).name in item["case"] and item["reason"] for item in failed)
-        and all(found.get(key) == data for key, data in masks.items())
-    )
+    missing = len(others) != len(sorted(images.glob(f"*{suffix}"))) - 1
+    unnamed = [item["case"] for item in failed if Path(name).name not in item["case"] or not item["reason"]]
+    other = [key for key, data in masks.items() if found.get(key) != data]
+    told = f"without {name}: cases missing: {missing}, failed otherwise: {unnamed}, other masks: {other}"
+    return told if missing or unnamed or other else ""
 
 
 TRIES = {"killed": killed, "full disk": full_disk, "image removed": vanished}
@@ -274,13 +283,13 @@ def main() -> None:
         for number, (fault, title) in enumerate(plan(options)):
             want, seconds = undisturbed[title]
             given = (want, rng) if fault == "full disk" else (want, seconds, rng)
-            survived = TRIES[fault](root / f"try-{number}", *given, *runs[title])
+            problem = TRIES[fault](root / f"try-{number}", *given, *runs[title])
             shutil.rmtree(root / f"try-{number}", ignore_errors=True)
             row = counts.setdefault(f"{fault}, {KINDS[title].command}", [0, 0])
-            row[0] += survived
+            row[0] += not problem
             row[1] += 1
-            if not survived:
-                print(f"try {number}: {fault}, {title}: not survived", flush=True)
+            if problem:
+                print(f"try {number}: {fault}, {title}: {problem}", flush=True)
     for title, (survived, tried) in counts.items():
         print(f"{title:<32} survived {survived} / tried {tried}")
     print(f"{time.perf_counter() - begun:.0f} s")
