@@ -27,7 +27,7 @@ def places(one_thread, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def awkward(places, tmp_path_factory):
-    """The same places, but images are links in a linked folder, with what does not concern a run beside them."""
+    """The same places, but images are links in a linked folder, with what concerns no run beside them."""
     root = tmp_path_factory.mktemp("awkward")
     for task, place in places.items():
         folder = root / task
@@ -83,8 +83,7 @@ def test_links_hidden_files_and_other_sites_change_nothing(
 def test_a_remark_is_made_once(places, tmp_path, monkeypatch, capsys, command, task):
     """Rule 7: on standard error, and standard output holds nothing but the answer."""
     monkeypatch.chdir(places[task].folder)
-    json_words = ["--json"]
-    assert run([*places[task].base(command, str(tmp_path / "out")), *json_words]) == 0
+    assert run([*places[task].base(command, str(tmp_path / "out")), "--json"]) == 0
     said = capsys.readouterr()
     json.loads(said.out)
     lines = [line.strip() for line in said.err.splitlines() if line.strip()]
