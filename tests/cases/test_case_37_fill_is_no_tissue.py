@@ -9,9 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import small_site as small
-from lines import adapt, sets, write_site
-
-from tesla_med.cli.app import run
+from lines import adapt, run, sets, write_site
 
 CASE = 37
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,9 +7,7 @@ import json
 import pytest
 import small_site as small
 import tile_site
-from lines import run
-
-from tesla_med.io.tiles import find_tiles
+from lines import run, write_site
 
 CASE = 44
 NAMES = ["P1", "P2", "P3", "P4", "P10"]
@@ -57,10 +55,13 @@ def test_check_and_evaluate(names, capsys):
     assert [item["case"] for item in json.loads(capsys.readouterr().out)["cases"]] == names
 
 
-def test_tiles(tmp_path):
-    tile_site.make_tiles(tmp_path, 12, size=8)
-    found = find_tiles(tmp_path, {"TUM": 0}).names
-    assert found == [f"TUM/{index}.png" for index in range(12)]
+def test_tiles(tmp_path, capsys):
+    tile_site.make_tiles(tmp_path / "tiles", 12, size=16)
+    site = write_site(tmp_path, "kather")
+    assert run(["sites", "check", site, "--volumes", tmp_path / "tiles", "--json"]) == 0
+    found = [item["case"] for item in json.loads(capsys.readouterr().out)["cases"]]
+    folders = ("LYM", "NORM", "STR", "TUM")
+    assert found == [f"{folder}/{index}.png" for folder in folders for index in range(12)]
 
 
 @pytest.mark.parametrize("command", ["adapt", "predict", "rollback"])
