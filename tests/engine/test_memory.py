@@ -213,6 +213,7 @@ def test_other_errors_are_not_tried_again():
     assert method.limits == [(4, False), (None, False)]
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
