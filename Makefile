@@ -25,6 +25,7 @@ test-all: $(STAMP)
 stress: $(STAMP)
 	TESLA_MED_EXAMPLES=1000 $(BIN)/python -m pytest -q -n auto tests/test_properties.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/memory.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

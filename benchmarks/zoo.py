@@ -52,8 +52,8 @@ from tesla_med.training.train import train_source
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Scaling
 
-STEPS = 3000
-STEP_SECONDS, VOLUME_SECONDS = 0.035, 5.0
+STEPS = 5000
+STEP_SECONDS, VOLUME_SECONDS = 0.04, 5.0
 """Of a training step and of a volume under all recipes, on one H200 in bfloat16."""
 ARMS = ("source", "bn", "released", "unguarded", "default")
 LOSSES = (1.0, 2.0, 5.0)

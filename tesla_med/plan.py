@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.config.paths import user_path
+from tesla_med.config.request import RunRequest as RunRequest
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
 from tesla_med.io.files import sha256
@@ -35,46 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
 NOT_A_DEVICE = "Not a medical device: for research use only."
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a user asks for; every field as in :func:`tesla_med.adapt_site`.
-
-    Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
-    ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given; without ``lock``
-    nothing keeps a second run out of it.
-    """
-
-    site: str | SiteConfig | None
-    volumes: str | Path
-    weights: str | Path | None = None
-    statistics: str | Path | None = None
-    pipeline: str | PipelineConfig | None = None
-    method: str | None = None
-    protocol: Protocol | None = None
-    out: str | Path | None = None
-    seed: int = 0
-    device: str = "auto"
-    reset: Reset | None = None
-    guard: bool | None = None
-    save_probs: bool = False
-    save_uncertainty: bool = False
-    overrides: Sequence[str] = ()
-    folder_name: str | None = None
-    lock: bool = True
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The overrides, with what ``guard`` stands for."""
-        own = () if self.guard is None else (f"guard.enabled={str(self.guard).lower()}",)
-        return (*self.overrides, *own)
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """What is to be written beyond the usual."""
-        asked = {"probs": self.save_probs, "uncertainty": self.save_uncertainty}
-        return frozenset(name for name, yes in asked.items() if yes)
 
 
 @dataclass(frozen=True)

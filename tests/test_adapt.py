@@ -17,12 +17,13 @@ import small_site as small
 import torch
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
+from tesla_med import losses
 from tesla_med.actions.predict import predict
 from tesla_med.adapt import adapt_site, run_plan
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, Region
 from tesla_med.engine.guard import VERDICTS
-from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError
+from tesla_med.errors import AdaptationError, CheckpointError, ConfigError, OutputError, TeslaMedError
 from tesla_med.io.files import sha256
 from tesla_med.io.volumes import save_image
 from tesla_med.models.base import Network, build_model
@@ -33,6 +34,7 @@ from tesla_med.reports.table import columns
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.tesla import TeSLA
+from tesla_med.types import Failure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLIPPED = "loss/flipped_cross_entropy"
@@ -239,6 +241,25 @@ def test_global_random_state_plays_no_part(volumes, weights, tmp_path):
     torch.manual_seed(2)
     np.random.seed(2)
     assert small.masks(small.run(volumes, weights, tmp_path / "2").out) == small.masks(first.out)
+
+
+def in_turn(refs, load, count):
+    """Read each case when it is wanted, on the main thread: what no worker at all would do."""
+    for ref in refs:
+        try:
+            yield load(ref)
+        except TeslaMedError as error:
+            yield Failure(ref, error)
+
+
+@pytest.mark.parametrize("options", [{}, {"reset": "site"}, {"protocol": "N-M"}], ids=str)
+def test_reading_ahead_changes_no_byte(volumes, weights, tmp_path, monkeypatch, options):
+    options = {"seed": 3, "save_probs": True} | options
+    first = small.run(volumes, weights, tmp_path / "first", **options)
+    monkeypatch.setattr("tesla_med.adapt.read_ahead", in_turn)
+    second = small.run(volumes, weights, tmp_path / "second", **options)
+    for part in ("masks", "source_masks", "probs", "checkpoints"):
+        assert small.files_below(first.out / part) == small.files_below(second.out / part) != {}
 
 
 @pytest.mark.parametrize(("protocol", "method"), [("N-O", "tesla"), ("N-M", "tesla"), ("N-O", "bn")])
@@ -568,6 +589,24 @@ def test_values_that_are_not_finite(three, weights, tmp_path, monkeypatch, chang
     assert result.results[1].mean_dice == result.results[1].mean_dice_source
     assert masks["masks/Case02_mask.nii.gz"] == small.masks(clean.out)["masks/Case02_mask.nii.gz"]
     assert not result.failed
+
+
+@pytest.mark.parametrize("reset", ["case", "site"])
+def test_a_loss_that_is_not_finite_leaves_no_trace(three, weights, tmp_path, monkeypatch, reset):
+    clean = without_second(three, weights, tmp_path, reset)
+    original, count = losses.distillation, itertools.count()
+
+    def loss(*arguments):  # the first of the two updates of the second case
+        return original(*arguments) * (float("nan") if next(count) == 2 else 1.0)
+
+    monkeypatch.setattr(losses, "distillation", loss)
+    result = small.run(three, weights, tmp_path / "out", reset=reset)
+    assert [item.status == "collapsed" for item in result.results] == [False, True, False]
+    assert (result.results[1].used, result.results[1].share) == ("source", 0.0)
+    assert "not finite" in result.results[1].reason
+    ours, wanted = small.masks(result.out), small.masks(clean.out)
+    assert ours["masks/Case01_mask.nii.gz"] == ours["source_masks/Case01_mask.nii.gz"]
+    assert {name: ours[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("change", [nan_loss, nan_weights])

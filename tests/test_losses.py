@@ -241,6 +241,65 @@ def test_half_precision_inputs_are_summed_in_float32(loss, dtype):
     assert marginal.item() == pytest.approx(losses.class_marginal(logits.double()).item(), rel=1e-5)
 
 
+SIDE = 512  # so many pixels that their sum is beyond the range of float16
+SURE = torch.tensor([8.0, 0.0]).view(1, 2, 1, 1).expand(1, 2, SIDE, SIDE)
+WRONG = torch.tensor([0.0, 1.0]).view(1, 2, 1, 1).expand(1, 2, SIDE, SIDE)
+SUMMED = {
+    "flipped": losses.flipped_cross_entropy,
+    "weighted": lambda logits, labels: losses.flipped_cross_entropy(
+        logits, labels, torch.ones(1, SIDE, SIDE, dtype=logits.dtype)
+    ),
+    "marginal": lambda logits, _: losses.class_marginal(logits),
+    "distillation": losses.distillation,
+    "entropy": lambda logits, _: losses.negative_entropy(logits.softmax(1)),
+}
+
+
+def test_the_sum_in_half_precision_would_overflow():
+    assert torch.isinf(torch.ones(SIDE, SIDE, dtype=torch.float16).sum(dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_of_half_precision_do_not_overflow(name, dtype):
+    loss = SUMMED[name]
+    value = loss(SURE.to(dtype), WRONG.to(dtype))
+    assert value.dtype == torch.float32
+    # The inputs are exact in half precision; only the entropy gets probabilities that were rounded.
+    relative, absolute = (0.02, 2e-3) if name == "entropy" else (1e-5, 1e-6)
+    assert torch.allclose(value, loss(SURE, WRONG), rtol=relative, atol=absolute)
+
+
+# ------------------------------------------------------------ certain pixels
+
+CERTAIN = torch.tensor([[200.0, -200.0], [-200.0, 200.0]])[:, :, None, None]
+LABELS = torch.tensor([[1.0, 0.0], [1.0, 0.0]])[:, :, None, None]
+OF_CERTAIN = {
+    "flipped": lambda logits: losses.flipped_cross_entropy(logits, LABELS),
+    "marginal": losses.class_marginal,
+    "marginal with prior": lambda logits: losses.class_marginal(logits, torch.tensor([1.0, 0.0])),
+    "distillation": lambda logits: losses.distillation(logits, LABELS),
+    "negative entropy": lambda logits: losses.negative_entropy(logits.softmax(1)).mean(),
+    "normalised entropy": lambda logits: losses.normalised_entropy(logits.softmax(1)).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", OF_CERTAIN.values(), ids=OF_CERTAIN)
+def test_loss_and_gradient_of_a_certain_pixel_are_finite(loss):
+    logits = CERTAIN.clone().requires_grad_()
+    value = loss(logits)
+    value.backward()
+    assert torch.isfinite(value)
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_a_certain_mistake_still_teaches():
+    logits = CERTAIN.clone().requires_grad_()
+    losses.distillation(logits, LABELS).backward()
+    assert logits.grad[1].abs().max() > 0.4
+    assert losses.distillation(CERTAIN, LABELS) == pytest.approx(200.0)
+
+
 # ------------------------------------------------------------ entropies
 
 

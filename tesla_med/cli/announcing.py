@@ -102,7 +102,7 @@ def _per_items(plan: Plan, seconds_per_unit: float) -> str:
     item = plan.task.item
     seconds = seconds_per_unit * len(plan.refs) / max(len(plan.items.names), 1)
     if plan.task.unit == item:
-        return f"{duration(seconds)} per {item}"
+        return f"{duration(seconds) if seconds >= 1 else 'under 1 s'} per {item}"
     return f"{duration(MANY * seconds)} per {MANY} {item}s"
 
 

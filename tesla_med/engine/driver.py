@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
-from tesla_med.tta.base import Scalars, TTAMethod
+from tesla_med.tta.base import Scalars, TTAMethod, fetch
 from tesla_med.types import UPDATES_OF, Progress
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -196,19 +197,16 @@ class Driver:
         return not all(_finite(item) for item in weights)
 
     def _note(self, steps: Sequence[Scalars]) -> bool:
-        """Hand over the scalars of some updates, fetched in one transfer; return whether all are finite."""
+        """Hand over the scalars of some updates; return whether all are finite."""
         if not steps or not steps[0]:
             return True
-        names = list(steps[0])
-        rows = [[torch.as_tensor(step[name]).float().reshape(()) for name in names] for step in steps]
-        table = torch.stack([torch.stack(row) for row in rows]).cpu()
-        for index, values in enumerate(table.tolist()):
-            scalars = dict(zip(names, values, strict=True))
-            if index == len(steps) - 1:
-                scalars |= self.method.record()
+        fetched = fetch(steps)
+        finite = all(math.isfinite(value) for scalars in fetched for value in scalars.values())
+        fetched[-1] |= self.method.record()
+        for scalars in fetched:
             self.on_step(self._told, scalars)
             self._told += 1
-        return bool(torch.isfinite(table).all())
+        return finite
 
 
 def _finite(values: Tensor) -> bool:

@@ -14,7 +14,10 @@ from tesla_med.tta.base import TTAMethod
 
 log = logging.getLogger(__name__)
 
-_TEXTS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+_TEXTS = (
+    *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
+    "could not create a primitive",  # how oneDNN says it
+)
 
 
 def free_device_memory() -> None:

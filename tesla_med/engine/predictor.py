@@ -79,10 +79,10 @@ class Predictor:
 
     def passes(self, slices: int) -> float:
         """Return the single-slice forward passes for ``slices`` slices, without those of updates."""
-        found = self.source.predicting_passes(slices)
-        found += self.method.predicting_passes(slices) if self.method.adapts else 0.0
-        judges = [item for item in (self._choose, self.guard) if item is not None]
-        return found + sum(item.passes(slices) for item in judges) + self.recalibrate * len(GAMMAS) * slices
+        networks = (self.source, self.method) if self.method.adapts else (self.source,)
+        judges = [item.passes(slices) for item in (self._choose, self.guard) if item is not None]
+        predicting = sum(network.predicting_passes(slices) for network in networks)
+        return predicting + sum(judges) + self.recalibrate * len(GAMMAS) * slices
 
     def __call__(self, images: Tensor, fill: Tensor | None = None) -> Outcome:
         """Adapt to the slices (N, C, H, W) of one case where cases are adapted to, and predict it.

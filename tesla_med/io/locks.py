@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tesla_med.errors import OutputError
+from tesla_med.io.files import TEMPORARY
 
 log = logging.getLogger(__name__)
 LOCK_NAME = ".tesla-med.lock"
@@ -23,8 +24,9 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, 524}  # 524: ENOTSUPP
 def output_lock(folder: Path, wanted: bool = True) -> Iterator[None]:
     """Hold ``folder`` for one run; the folder is created if missing. Nothing is done unless it is ``wanted``.
 
-    The lock goes with the process, so a run that was killed leaves nothing to clean up. Where the file system
-    has no locks, a file takes their place, which a run that was killed may leave behind.
+    The lock goes with the process, so a run that was killed leaves none behind. Where the file system has no
+    locks, a file takes their place, which a run that was killed may leave behind. What such a run was writing
+    directly in the folder is removed.
 
     Raises:
         OutputError: another run holds the folder, or it cannot be written.
@@ -52,15 +54,18 @@ def output_lock(folder: Path, wanted: bool = True) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         raise OutputError(f"{folder}: the output folder cannot be locked for writing: {error}") from error
     try:
+        for left in folder.glob(f"{TEMPORARY}*"):
+            with suppress(OSError):
+                left.unlink()
         yield
     finally:
         lock.release()
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """Return what an output folder holds beside a lock; nothing where there is no such folder."""
+    """Return what an output folder holds beside a lock and half-written files; nothing if there is none."""
     there = folder.iterdir() if folder.is_dir() else ()
-    return [item for item in there if item.name not in LOCK_NAMES]
+    return [item for item in there if item.name not in LOCK_NAMES and not item.name.startswith(TEMPORARY)]
 
 
 def _acquired(folder: Path) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -204,6 +204,14 @@ class TTAMethod(Execution, ABC):
     def reset(self) -> None:
         """Return to the source model: weights, buffers, optimisers, memories and generators."""
         self.load_state_dict(self._initial)
+
+
+def fetch(steps: Sequence[Scalars]) -> list[dict[str, float]]:
+    """Return the scalars of some updates, which all have the same names, in one transfer from the device."""
+    names = list(steps[0])
+    rows = [[torch.as_tensor(step[name]).float().reshape(()) for name in names] for step in steps]
+    table = torch.stack([torch.stack(row) for row in rows]).cpu()
+    return [dict(zip(names, values, strict=True)) for values in table.tolist()]
 
 
 def _cloned(state: Any) -> Any:

@@ -105,3 +105,12 @@ def test_the_audit_by_hand(zoo):
     last = zoo.audit(rows).splitlines()[-1]
     cells = [cell.strip() for cell in last.strip("|").split("|")]
     assert cells == ["all", "", "3", "", "6.0", "67 %"]
+
+
+def test_the_page_shows_what_the_results_say(zoo):
+    """Tables and sentences of the page are those that ``--table`` prints of the results beside it."""
+    reference = Path(zoo.__file__).parents[1] / "docs" / "reference"
+    page = (reference / "results.md").read_text(encoding="utf-8")
+    said = zoo.summary(zoo.finished(zoo.parse(["--out", str(reference / "results" / "zoo"), "--table"])))
+    assert len(said.splitlines()) > 20
+    assert [line for line in said.splitlines() if line not in page] == []

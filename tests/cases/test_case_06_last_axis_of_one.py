@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from small_volumes import assert_same_grid, blocks, run_whole, write
 
-from tesla_med.actions.evaluate import evaluate
+import tesla_med
 
 CASE = 6
 SHAPE = (16, 16, 8)
@@ -27,5 +27,5 @@ def test_masks_are_3d_and_references_fit_with_and_without_the_axis(
     assert nib.load(mask).shape == SHAPE
     assert_same_grid(mask, image)
     assert result.results[0].mean_dice == 1
-    (case,) = evaluate(result.out, tmp_path / "references").cases
+    (case,) = tesla_med.evaluate(result.out, tmp_path / "references").cases
     assert case.scores[0].dice == 1

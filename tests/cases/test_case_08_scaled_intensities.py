@@ -1,29 +1,31 @@
 """The model sees intensities scaled by slope and intercept; a slope of 0 or NaN means unscaled."""
 
-import nibabel as nib
 import numpy as np
 import pytest
-
-from tesla_med.io.volumes import read_volume, write_mask
+import small_site as small
+from small_volumes import blocks, raw, run_whole, write
 
 CASE = 8
+SHAPE = (32, 28, 6)
 
 
-@pytest.mark.parametrize(("slope", "low", "high"), [(2.0, -100, 410), (0.0, 0, 255), (float("nan"), 0, 255)])
-def test_slope_and_intercept(tmp_path, slope, low, high):
-    path = tmp_path / "image.nii"
-    array = np.arange(256, dtype=np.uint8).reshape(8, 8, 4)
-    image = nib.Nifti1Image(array, np.eye(4))
-    image.header.set_slope_inter(1, 0)
-    raw = bytearray(image.to_bytes())
-    header = image.header.copy()
-    header["scl_slope"], header["scl_inter"] = slope, -100
-    raw[:348] = header.binaryblock
-    path.write_bytes(bytes(raw))
-    volume = read_volume(path)
-    assert (volume.array.min(), volume.array.max()) == (low, high)
-    target = tmp_path / "mask.nii.gz"
-    write_mask(target, (array > 99).astype(np.uint8), volume)
-    written = nib.load(target)
-    assert written.header["scl_slope"] in (1, 0) or np.isnan(written.header["scl_slope"])
-    assert set(np.unique(np.asarray(written.dataobj))) == {0, 1}
+@pytest.mark.parametrize(
+    ("slope", "window"), [(2.0, "-100 to 300"), (0.0, "0 to 200"), (float("nan"), "0 to 200")]
+)
+def test_slope_and_intercept(known_weights, tmp_path, slope, window):
+    data = blocks(SHAPE, 200).astype(np.uint8)
+    write(tmp_path / "nii/Case00.nii.gz", data, scl_slope=slope, scl_inter=-100)
+    result = run_whole(tmp_path / "nii", known_weights(), tmp_path / "out", reports=("reports=[html]",))
+    page = (result.out / "report/report.html").read_text(encoding="utf-8")
+    assert f"display window {window}" in page
+    header, stored = raw(result.out / "masks/Case00_mask.nii.gz")
+    assert (float(header["scl_slope"]), float(header["scl_inter"])) == (1, 0)
+    assert set(np.unique(stored)) == {0, 1}
+
+
+def test_a_negative_slope_turns_dark_into_bright(known_weights, tmp_path):
+    data = blocks(SHAPE, 200).astype(np.uint8)
+    write(tmp_path / "nii/Case00.nii.gz", data, scl_slope=-1, scl_inter=200)
+    overrides = ("preprocessing.fill.enabled=false",)
+    result = run_whole(tmp_path / "nii", known_weights(), tmp_path / "out", overrides=overrides)
+    assert np.array_equal(small.labels(result.out, "Case00") == 1, data == 0)

@@ -8,7 +8,7 @@ import json
 import pytest
 import small_site as small
 
-from tesla_med.errors import DataError
+import tesla_med
 
 CASE = 20
 STATUS = "tested on Linux; Windows untested"
@@ -31,5 +31,5 @@ def test_a_run_below_such_a_folder(small_weights, tmp_path):
 
 
 def test_a_failure_names_the_path(small_weights, tmp_path):
-    with pytest.raises(DataError, match=ODD):
+    with pytest.raises(tesla_med.TeslaMedError, match=ODD):
         small.run(tmp_path / ODD, small_weights, tmp_path / "out", method="source")

@@ -13,7 +13,7 @@ def test_two_labels_side_by_side_after_resampling(known_weights, tmp_path):
     data[10:20, 8:28, 3:9] = 50
     data[20:30, 8:28, 3:9] = 100
     write(tmp_path / "nii/Case00.nii.gz", data, diagonal(1, 1, 3))
-    overrides = (CLASSES, "preprocessing.spacing=[1.3,1.3,1.3]")
+    overrides = (CLASSES, "preprocessing.spacing=[1.3,1.3,1.3]", "preprocessing.fill.enabled=false")
     result = run_whole(tmp_path / "nii", known_weights(classes=3), tmp_path / "out", overrides=overrides)
     assert result.results[0].status == "ok"
     mask = small.labels(result.out, "Case00")

@@ -9,8 +9,6 @@ import numpy as np
 import small_site as small
 from small_volumes import diagonal, run_whole, write
 
-from tesla_med.config.models import Files, MaskLayer
-
 CASE = 35
 CLASSES = "classes=[{value: 0, name: background}, {value: 2, name: gland}, {value: 5, name: zone}]"
 SHAPE = (32, 28, 6)
@@ -31,12 +29,12 @@ def make(folder, name, *, stranger=False):
 def test_values_names_and_scores(known_weights, tmp_path):
     labels = make(tmp_path / "nii", "Case00")
     make(tmp_path / "nii", "Case01", stranger=True)
-    files = Files(image=("Case*.nii.gz",), masks=(MaskLayer(pattern="*_segmentation.nii.gz"),))
+    files = {"image": ("Case*.nii.gz",), "masks": ({"pattern": "*_segmentation.nii.gz"},)}
     result = run_whole(
         tmp_path / "nii",
         known_weights(classes=3),
         tmp_path / "out",
-        overrides=(CLASSES,),
+        overrides=(CLASSES, "preprocessing.fill.enabled=false"),
         site=small.site(files=files),
     )
     good, bad = result.results

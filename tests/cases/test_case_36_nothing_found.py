@@ -1,36 +1,24 @@
 """A mask without foreground is a valid mask on the image's grid; the case is called `empty`."""
 
-import nibabel as nib
-import numpy as np
-import pytest
-import small_site as small
-import torch
+import csv
 
-from tesla_med.models.unet import UNet
+import numpy as np
+import small_site as small
+from lines import adapt, work_there
+from small_volumes import assert_same_grid
 
 CASE = 36
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def weights(one_thread, tmp_path_factory):
-    return small.train_weights(tmp_path_factory.mktemp("small"))
-
-
-def test_background_everywhere(weights, tmp_path, monkeypatch):
-    original = UNet.logits
-
-    def background(self, images):
-        return original(self, images) * 0 + torch.tensor([9.0, -9.0]).view(1, 2, 1, 1)
-
-    monkeypatch.setattr(UNet, "logits", background)
-    path = small.make_volumes(tmp_path / "nii", 1)[0]
-    result = small.run(
-        tmp_path / "nii", weights, tmp_path / "out", method="source",
-        overrides=("keep_largest=true",), reports=("reports=[table, calibration, html]",),
-    )  # fmt: skip
-    assert result.results[0].status == "empty"
-    image, mask = nib.load(path), nib.load(tmp_path / "out/masks/Case00_mask.nii.gz")
-    assert not np.asarray(mask.dataobj).any()
-    assert mask.shape == image.shape
-    assert np.array_equal(mask.affine, image.affine)
+def test_background_everywhere(known_weights, tmp_path, monkeypatch):
+    folder = work_there(tmp_path, monkeypatch, 1)
+    words = ("--method", "source", "--set", "keep_largest=true")
+    assert adapt(known_weights(empty=True), *words, reports="[table,calibration,html]") == 0
+    (case,) = small.record(folder / "out")["cases"]
+    assert case["status"] == "empty"
+    with (folder / "out/report/metrics.csv").open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert (row["status"], float(row["dice"])) == ("empty", 0.0)
+    for part in ("masks", "source_masks"):
+        assert not np.any(small.labels(folder / "out", "Case00", part))
+        assert_same_grid(folder / f"out/{part}/Case00_mask.nii.gz", folder / "nii/Case00.nii.gz")

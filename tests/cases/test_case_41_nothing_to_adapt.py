@@ -4,78 +4,54 @@ change.
 
 import pytest
 import small_site as small
-import torch
-
-from tesla_med.adapt import adapt_site
-from tesla_med.config.files import load_pipeline
-from tesla_med.errors import AdaptationError
-from tesla_med.models.base import build_model
-from tesla_med.models.checkpoint import make_card, save_checkpoint
-from tesla_med.tta.base import METHODS
+from lines import run, sets, work_there
+from safetensors.numpy import load_file
 
 CASE = 41
-SETTINGS = (
-    *(
-        "preprocessing.size=[32,32]",
-        "guard.enabled=true",
-        "protocols.N-O.tesla.updates_per_case=2",
-        "reports=[]",
-    ),
-    "model.name=monai",
-    "model.params={class_name: UNet, arguments: {channels: [4,8,16], strides: [2,2]}, divisor: 4}",
-)
-ADAPTING = [name for name, item in METHODS.items() if item.adapts and item.one_network]
+NETWORK = "model.params={class_name: UNet, arguments: {channels: [4,8,16], strides: [2,2]}, divisor: 4}"
+TRAIN = ("train.steps=2", "train.validate_every=2", "train.batch_size=2", "train.augment=none")
+ADAPT = ("preprocessing.size=[32,32]", "protocols.N-O.tesla.updates_per_case=2", "reports=[]")
 
 
 @pytest.fixture
-def instance_norm_weights(one_thread, tmp_path):
-    """Weights of a MONAI UNet with its default norm: instance norms without parameters."""
-    pipeline = load_pipeline("prostate", SETTINGS)
-    torch.manual_seed(0)
-    path = tmp_path / "monai.safetensors"
-    save_checkpoint(path, build_model(pipeline), make_card(pipeline))
-    return path
+def instance_norm(tmp_path, monkeypatch):
+    """A folder with weights of a MONAI UNet with its default norm: instance norms without parameters."""
+    folder = work_there(tmp_path, monkeypatch, 2)
+    texts = sets("model.name=monai", NETWORK, "preprocessing.size=[32,32]", *TRAIN)
+    words = ["train", "--pipeline", "prostate", "--sites", "X", "--volumes", "nii", "--device", "cpu"]
+    assert run([*words, "--out", "weights", *texts]) == 0
+    return folder
 
 
-def adapt(weights, folder, **options):
-    small.make_volumes(folder / "nii", 1)
-    options |= {"weights": weights, "out": folder / "out", "device": "cpu", "overrides": SETTINGS}
-    return adapt_site(small.site(), folder / "nii", **options)
+def adapt(*more):
+    words = ["adapt", "--site", "prostate/X", "--volumes", "nii", "--device", "cpu", "--out", "out"]
+    return run([*words, "--weights", "weights/source.safetensors", *sets(*ADAPT), *more])
 
 
-def test_the_count_of_norm_layers_and_no_output(instance_norm_weights, tmp_path):
-    with pytest.raises(AdaptationError, match=r"has 0 \(4 norm layers of other kinds\).*norm: batch"):
-        adapt(instance_norm_weights, tmp_path, method="bn")
-    assert not (tmp_path / "out").exists()
+def test_the_count_of_norm_layers_and_no_output(instance_norm, capsys):
+    assert adapt("--method", "bn") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "has 0 (4 norm layers of other kinds)" in told
+    assert "norm: batch" in told
+    assert not (instance_norm / "out").exists()
+    assert adapt("--no-guard") == 0  # a method that needs no norm layers
+    before, after = (
+        load_file(instance_norm / name)
+        for name in ("weights/source.safetensors", "out/checkpoints/Case00.safetensors")
+    )
+    assert any((before[key] != after[key]).any() for key in before)
+    assert all(case["used"] == "adapted" for case in small.record(instance_norm / "out")["cases"])
 
 
-def test_the_count_of_parameters_where_everything_is_head(make_tta, make_network):
-    network = make_network()
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-
-    class Headless(type(network)):
-        head = property(lambda self: self)
-
-    network.__class__ = Headless
-    with pytest.raises(AdaptationError, match="found 0 parameters to adapt"):
-        make_tta("tesla", network)
-
-
-def test_a_method_that_needs_no_norm_layers_moves_the_weights(instance_norm_weights, tmp_path):
-    result = adapt(instance_norm_weights, tmp_path)
-    assert result.results[0].signals["weights_moved"] > 0
-
-
-@pytest.mark.parametrize("name", ADAPTING)
-def test_with_adaptation_on_the_network_differs_afterwards(make_tta, make_network, make_images, name):
-    network = make_network()
-    method = make_tta(name, network)
-    images = make_images(4) ** 2
-    method.start_epoch(0, [images])
-    method.adapt(images)
-    before, after = network.state_dict(), method.predictor.state_dict()
-    moved = [key for key in before if not torch.equal(before[key], after[key])]
+@pytest.mark.parametrize("method", ["bn", "tent", "pl", "shot", "tesla"])
+def test_with_adaptation_on_the_weights_differ_afterwards(small_weights, tmp_path, method):
+    small.make_volumes(tmp_path / "nii", 1)
+    result = small.run(tmp_path / "nii", small_weights, tmp_path / "out", method=method)
+    assert result.results[0].used == "adapted"
+    before, after = (
+        load_file(path) for path in (small_weights, result.out / "checkpoints/Case00.safetensors")
+    )
+    moved = {key for key in before if (before[key] != after[key]).any()}
     assert any(key.endswith("running_mean") for key in moved)
-    if name != "bn":  # which adapts statistics alone
+    if method != "bn":  # which adapts statistics alone
         assert any(key.endswith("weight") for key in moved)

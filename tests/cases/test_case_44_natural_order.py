@@ -2,13 +2,12 @@
 run.json say so.
 """
 
-import csv
 import json
 
 import pytest
 import small_site as small
 import tile_site
-from lines import adapt, run, write_site
+from lines import run, write_site
 
 CASE = 44
 NAMES = ["P1", "P2", "P3", "P4", "P10"]
@@ -56,14 +55,13 @@ def test_check_and_evaluate(names, capsys):
     assert [item["case"] for item in json.loads(capsys.readouterr().out)["cases"]] == names
 
 
-def test_tiles(tmp_path, tile_weights, monkeypatch):
-    tile_site.make_tiles(tmp_path / "nii", 12, size=16)
-    write_site(tmp_path, "kather")
-    monkeypatch.chdir(tmp_path)
-    assert adapt(tile_weights, "--method", "source", pipeline="kather") == 0
-    with (tmp_path / "out/predictions.csv").open(newline="") as stream:
-        found = [row["tile"] for row in csv.DictReader(stream)]
-    assert [name for name in found if name.startswith("TUM")] == [f"TUM/{index}.png" for index in range(12)]
+def test_tiles(tmp_path, capsys):
+    tile_site.make_tiles(tmp_path / "tiles", 12, size=16)
+    site = write_site(tmp_path, "kather")
+    assert run(["sites", "check", site, "--volumes", tmp_path / "tiles", "--json"]) == 0
+    found = [item["case"] for item in json.loads(capsys.readouterr().out)["cases"]]
+    folders = ("LYM", "NORM", "STR", "TUM")
+    assert found == [f"{folder}/{index}.png" for folder in folders for index in range(12)]
 
 
 @pytest.mark.parametrize("command", ["adapt", "predict", "rollback"])

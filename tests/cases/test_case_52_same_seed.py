@@ -2,46 +2,44 @@
 numbers.
 """
 
+import gzip
+
+import numpy as np
 import pytest
 import small_site as small
 import torch
-
-from tesla_med import adapt as adapt_module
-from tesla_med.errors import TeslaMedError
-from tesla_med.types import Failure
+from lines import adapt, work_there
 
 CASE = 52
 STATUS = "on a GPU single voxels may differ between cards; that is not tested here"
+PARTS = ("masks", "source_masks", "probs", "checkpoints")
 
 
-def in_turn(refs, load, count):
-    """Read each case when it is wanted, on the main thread: what no worker at all would do."""
-    for ref in refs:
-        try:
-            yield load(ref)
-        except TeslaMedError as error:
-            yield Failure(ref, error)
+def outputs(out):
+    """Return everything that the seed decides, by part."""
+    found = {part: small.files_below(out / part) for part in PARTS}
+    assert all(found.values())
+    return found
 
 
-@pytest.mark.parametrize("options", [{}, {"reset": "site"}, {"protocol": "N-M"}], ids=str)
-def test_twice_and_read_in_another_way(small_weights, tmp_path, monkeypatch, options):
-    small.make_volumes(tmp_path / "nii", 2)
-    options = {"seed": 3, "save_probs": True} | options
-    first = small.run(tmp_path / "nii", small_weights, tmp_path / "first", **options)
-    monkeypatch.setattr(adapt_module, "read_ahead", in_turn)
+@pytest.mark.parametrize("words", [(), ("--reset", "site"), ("--protocol", "N-M")], ids=str)
+def test_twice(small_weights, tmp_path, monkeypatch, words):
+    folder = work_there(tmp_path, monkeypatch, 2)
+    words = ("--seed", "3", "--save-probs", *words)
+    assert adapt(small_weights, *words, out="first") == 0
     torch.manual_seed(1234)
     torch.rand(7)
-    second = small.run(tmp_path / "nii", small_weights, tmp_path / "second", **options)
-    for part in ("masks", "source_masks", "probs", "checkpoints"):
-        assert small.files_below(first.out / part) == small.files_below(second.out / part) != {}
-    assert small.record(first.out)["seed"] == 3
-    assert small.record(first.out)["settings"]["seed"] == 3
+    np.random.seed(5)
+    for path in (folder / "nii").iterdir():  # reading takes another time
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), 0))
+    assert adapt(small_weights, *words, out="second") == 0
+    assert outputs(folder / "first") == outputs(folder / "second")
+    assert small.record(folder / "first")["seed"] == 3
+    assert small.record(folder / "first")["settings"]["seed"] == 3
 
 
-def test_another_seed_gives_other_probabilities(small_weights, tmp_path):
-    small.make_volumes(tmp_path / "nii", 1)
-    runs = [
-        small.run(tmp_path / "nii", small_weights, tmp_path / str(seed), seed=seed, save_probs=True)
-        for seed in (0, 1)
-    ]
-    assert small.files_below(runs[0].out / "probs") != small.files_below(runs[1].out / "probs")
+def test_another_seed_gives_other_probabilities(small_weights, tmp_path, monkeypatch):
+    folder = work_there(tmp_path, monkeypatch, 1)
+    for seed in ("0", "1"):
+        assert adapt(small_weights, "--seed", seed, "--save-probs", out=seed) == 0
+    assert small.files_below(folder / "0/probs") != small.files_below(folder / "1/probs")

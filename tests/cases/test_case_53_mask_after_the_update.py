@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_site as small
 
-from tesla_med.actions.predict import predict
+import tesla_med
 
 CASE = 53
 ONE_LARGE_STEP = (
@@ -31,7 +31,7 @@ def test_one_large_step_shows_in_the_mask_and_not_in_the_source_mask(adapted, sm
         "adapted": adapted.out / "checkpoints/Case00.safetensors",
     }
     for name, weights in frozen.items():
-        again = predict(
+        again = tesla_med.predict(
             tmp_path / "nii",
             weights,
             site=small.site(),

@@ -2,52 +2,47 @@
 output.
 """
 
-import pytest
-import torch
-
-from tesla_med import losses
+import small_site as small
+from events import values
+from safetensors.numpy import load_file
 
 CASE = 54
+REPORTS = ("reports=[table,tensorboard]",)
+OF_STUDENT = ("loss/flipped_cross_entropy", "loss/distillation")
 
 
-@pytest.fixture
-def seen(monkeypatch):
-    """Write down what the losses of the student are given."""
-    found = []
-    for name in ("flipped_cross_entropy", "distillation"):
-        original = getattr(losses, name)
-
-        def watched(logits, labels, weight=None, *, name=name, original=original):
-            value = original(logits, labels, weight)
-            found.append((name, logits.detach(), labels, float(value.detach())))
-            return value
-
-        monkeypatch.setattr(losses, name, watched)
-    return found
+def first_losses(weights, folder, out, *overrides):
+    """Return the losses of the first update, when student and teacher are still the same network."""
+    overrides = ("protocols.N-O.tesla.updates_per_case=1", *overrides)
+    result = small.run(folder / "nii", weights, folder / out, overrides=overrides, reports=REPORTS)
+    return {tag: value.simple_value for tag, _, value in values(result.out) if tag in OF_STUDENT}
 
 
-def test_targets_of_the_first_step(make_tta, make_images, seen):
-    method = make_tta("tesla", weak_views=4)
-    method.adapt(make_images(4))
-    assert [item[0] for item in seen] == ["flipped_cross_entropy", "distillation"]
-    for _, logits, labels, loss in seen:
-        own = logits.softmax(dim=1)
-        hard = torch.nn.functional.one_hot(own.argmax(1), 2).movedim(-1, 1).float()
-        assert not labels.requires_grad
-        assert torch.allclose(labels.sum(dim=1), torch.ones(()), atol=1e-5)
-        assert (labels - own).abs().max() > 0.01  # another view, though student and teacher are still equal
-        assert (labels - hard).abs().mean() > 0.01
-        assert loss > 0.001
+def test_the_first_step_already_has_something_to_teach(small_weights, tmp_path):
+    """The student's own soft output of the same view as a target would give a distillation loss of 0."""
+    small.make_volumes(tmp_path / "nii", 1)
+    found = first_losses(small_weights, tmp_path, "out", "methods.tesla.weak_views=4")
+    assert set(found) == set(OF_STUDENT)
+    assert all(value > 0.001 for value in found.values())
 
 
-def test_the_teacher_gives_them_and_not_the_student(make_tta, make_images, seen):
-    """A teacher that is certain of class 1 everywhere is believed."""
-    method = make_tta("tesla", weak_views=3)
-    with torch.no_grad():
-        head = method.teacher.head
-        bias = next(module for module in head.modules() if isinstance(module, torch.nn.Conv2d)).bias
-        bias.copy_(torch.tensor([-50.0, 50.0]))
-    method.adapt(make_images(4))
-    for _, logits, labels, _ in seen:
-        assert labels[:, 1].min() > 0.99
-        assert logits.softmax(dim=1)[:, 1].min() < 0.9
+def test_targets_are_averaged_over_other_views(small_weights, tmp_path):
+    small.make_volumes(tmp_path / "nii", 1)
+    one, five = (
+        first_losses(small_weights, tmp_path, f"{views}", f"methods.tesla.weak_views={views}")
+        for views in (1, 5)
+    )
+    assert one["loss/flipped_cross_entropy"] != five["loss/flipped_cross_entropy"]
+
+
+def test_the_teacher_is_followed_and_stays_what_it_is_where_its_momentum_is_one(small_weights, tmp_path):
+    small.make_volumes(tmp_path / "nii", 1)
+    moved = []
+    for momentum in ("1.0", "0.0"):
+        overrides = (f"methods.tesla.teacher_momentum={momentum}", "methods.tesla.learning_rate=0.1")
+        result = small.run(tmp_path / "nii", small_weights, tmp_path / momentum, overrides=overrides)
+        after = load_file(result.out / "checkpoints/Case00.safetensors")
+        before = load_file(small_weights)
+        moved.append([key for key in before if key.endswith("weight") and (before[key] != after[key]).any()])
+    assert moved[0] == []
+    assert len(moved[1]) > 5

@@ -6,11 +6,7 @@ import json
 import numpy as np
 import pytest
 from lines import run
-from small_volumes import blocks, diagonal, write
-
-from tesla_med.config.models import LabelClass
-from tesla_med.scoring.grids import surface_distances
-from tesla_med.scoring.metrics import dice, score_case
+from small_volumes import blocks, diagonal, run_whole, write
 
 CASE = 55
 SHAPE = (16, 16, 8)
@@ -44,13 +40,17 @@ def scored(folder, *more):
     return rows, json.loads((folder / "out/summary.json").read_text())
 
 
-def test_the_figures_do_not_exist():
-    assert dice(NOTHING, NOTHING) is None
-    assert surface_distances(NOTHING, NOTHING, (1, 1, 3)) is None
-    classes = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate"))
-    (score,) = score_case(NOTHING, NOTHING, NOTHING, classes, (1, 1, 3))
+def test_the_figures_of_a_run_do_not_exist(known_weights, tmp_path):
+    write(tmp_path / "nii/Case00.nii.gz", blocks(SHAPE))
+    write(tmp_path / "nii/Case00_segmentation.nii.gz", NOTHING)
+    result = run_whole(tmp_path / "nii", known_weights(empty=True), tmp_path / "out")
+    (score,) = result.results[0].scores
     assert (score.dice, score.dice_source, score.hd95_mm, score.assd_mm) == (None,) * 4
     assert score.value("nsd") is None
+    assert result.mean_dice is None
+    with (result.out / "report/metrics.csv").open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert [row[name] for name in ("dice", "dice_source", "hd95_mm", "assd_mm")] == [""] * 4
 
 
 def test_evaluate_shows_it_as_not_applicable_and_counts_it(folders, capsys):
@@ -66,7 +66,6 @@ def test_evaluate_counts_it_as_one_on_request(folders):
     rows, summary = scored(folders, "--empty", "one")
     assert [row["dice"] for row in rows] == ["1", "1"]
     assert (summary["empty"], summary["classes"][0]["not_applicable"]) == ("one", 1)
-    assert dice(NOTHING, NOTHING, "one") == 1.0
 
 
 def test_another_rule_is_refused(folders, capsys):

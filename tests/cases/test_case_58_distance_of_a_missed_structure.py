@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from small_volumes import diagonal, write
 
-from tesla_med.actions.evaluate import evaluate
-from tesla_med.scoring.grids import field_diagonal
+import tesla_med
 
 CASE = 58
 SHAPE = (24, 24, 4)
@@ -28,7 +27,7 @@ def evaluated(folder, missed):
         write(folder / f"references/Case{index:02d}.nii.gz", block(6), diagonal(1, 1, 3))
         found = block(10) if index < 10 - missed else block(10) * 0
         write(folder / f"masks/Case{index:02d}.nii.gz", found, diagonal(1, 1, 3))
-    return evaluate(folder / "masks", folder / "references", out=folder / "out")
+    return tesla_med.evaluate(folder / "masks", folder / "references", out=folder / "out")
 
 
 def test_missing_more_never_looks_better(tmp_path):
@@ -45,5 +44,13 @@ def test_missing_more_never_looks_better(tmp_path):
     assert figures == sorted(figures)
 
 
-def test_no_distance_is_above_the_diagonal():
-    assert field_diagonal(SHAPE, (1, 1, 3)) == pytest.approx(DIAGONAL)
+def test_no_distance_is_above_the_diagonal(tmp_path):
+    """One voxel in one corner, and one in the corner furthest from it."""
+    for folder, corner in (("references", (0, 0, 0)), ("masks", (-1, -1, -1))):
+        mask = np.zeros(SHAPE, np.uint8)
+        mask[corner] = 1
+        write(tmp_path / folder / "Case00.nii.gz", mask, diagonal(1, 1, 3))
+    (case,) = tesla_med.evaluate(tmp_path / "masks", tmp_path / "references").cases
+    between = float(np.sqrt(23**2 + 23**2 + 9**2))
+    assert case.scores[0].hd95_mm == pytest.approx(between)
+    assert between < DIAGONAL

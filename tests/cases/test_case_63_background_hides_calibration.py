@@ -2,53 +2,53 @@
 count.
 """
 
+import json
+import re
+
 import numpy as np
 import pytest
-
-from tesla_med.config.models import LabelClass
-from tesla_med.reports._content import tiles
-from tesla_med.reports._run_content import calibration_rows
-from tesla_med.scoring.areas import calibration_region, count_case
-from tesla_med.scoring.summary import merge, summarise
+from small_volumes import diagonal, run_whole, write
 
 CASE = 63
-SHAPE = (100, 100, 10)
+SHAPE = (60, 60, 6)
 
 
-def measured(confidence):
-    """100,000 voxels, 0.5 % foreground and 0.5 % false positives of one confidence, background near 0."""
-    reference = np.zeros(SHAPE, np.uint8)
-    reference[10:20, 10:20, :5] = 1
-    mask = reference.copy()
-    mask[50:60, 50:60, :5] = 1
-    assert reference.sum() == mask.sum() - reference.sum() == 500
-    foreground = np.where(mask, confidence, 0.001).astype(np.float32)
-    probs = np.stack([1 - foreground, foreground])
-    region = calibration_region(reference, mask, dilation=0)
-    return summarise(merge([count_case(probs, probs, reference, region, (0, 1), 10)]))
+@pytest.fixture
+def result(known_weights, tmp_path):
+    """A run that takes two equal blocks for the structure, of which one is the structure."""
+    data = np.zeros(SHAPE, np.int16)
+    data[10:20, 10:20, 1:4] = data[40:50, 40:50, 1:4] = 100
+    truth = (data > 0).astype(np.uint8)
+    truth[30:] = 0
+    write(tmp_path / "nii/Case00.nii.gz", data, diagonal(1, 1, 3))
+    write(tmp_path / "nii/Case00_segmentation.nii.gz", truth, diagonal(1, 1, 3))
+    reports = ("reports=[calibration,html]",)
+    off = ("preprocessing.fill.enabled=false",)
+    return run_whole(tmp_path / "nii", known_weights(), tmp_path / "out", reports=reports, overrides=off)
 
 
-@pytest.mark.parametrize(("confidence", "everywhere", "region"), [(0.6, 0.002, 0.1), (0.99, 0.006, 0.49)])
-def test_the_region_shows_what_all_voxels_hide(confidence, everywhere, region):
-    found = measured(confidence)
-    assert found["all"]["adapted"]["1"]["ece"] == pytest.approx(everywhere, abs=2e-4)
+def test_the_region_shows_what_all_voxels_hide(result):
+    content = json.loads((result.out / "report/calibration.json").read_text(encoding="utf-8"))
+    assert list(content).index("region") < list(content).index("all")
+    wrong, total = 300, int(np.prod(SHAPE))
+    inside = content["region"]["adapted"]["1"]["voxels"]
+    assert inside == 2 * 3 * (16 * 16 - 4 * 5)  # each block with three voxels around it, within slices
     for key in ("all", "1"):
-        assert found["all"]["adapted"][key]["ece"] < everywhere + 2e-4
-        assert found["all"]["adapted"][key]["voxels"] == 100_000
-        assert found["region"]["adapted"][key]["ece"] == pytest.approx(region, abs=1e-5)
-        assert found["region"]["adapted"][key]["voxels"] == 1000
+        for area, voxels in (("all", total), ("region", inside)):
+            figures = content[area]["adapted"][key]
+            assert figures["voxels"] == voxels
+            assert figures["ece"] == pytest.approx(wrong / voxels, rel=1e-3)
+    assert wrong / total < 0.015
+    assert wrong / inside > 0.15
 
 
-def test_reports_lead_with_the_region():
-    found = measured(0.6)
-    (tile,) = (item for item in tiles([], found) if item.label == "ECE")
-    assert "0.100" in tile.value
-    assert "region" in tile.detail
-    classes = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate"))
-    rows = calibration_rows(found, classes)
-    assert rows[0]["area"] == "calibration region"
-    assert [(row["name"], row["voxels"]) for row in rows[:2]] == [
-        ("all classes", "1,000"),
-        ("prostate", "1,000"),
-    ]
-    assert rows[-1]["voxels"] == "100,000"
+def test_the_page_leads_with_the_region(result):
+    page = (result.out / "report/report.html").read_text(encoding="utf-8")
+    content = json.loads((result.out / "report/calibration.json").read_text(encoding="utf-8"))
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    region, everywhere = (content[area]["adapted"]["all"] for area in ("region", "all"))
+    assert f"{region['ece']:.3f}" in words
+    first = words.index("calibration region")
+    assert (
+        first < words.index(f"{region['voxels']:,}", first) < words.index(f"{everywhere['voxels']:,}", first)
+    )

@@ -10,11 +10,9 @@ import small_site as small
 import tile_site
 from lines import adapt, run, sets, write_site
 
-import tesla_med
-
 CASE = 64
 pytestmark = pytest.mark.usefixtures("one_thread")
-PAGE = Path(tesla_med.__file__).resolve().parent.parent / "docs/concepts/calibration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/calibration.md"
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 EVERY = pytest.mark.parametrize("name", METHODS.names())
 PAIRS = [(name, protocol) for name, method in METHODS.items() for protocol in method.protocols]
 EVERY_PAIR = pytest.mark.parametrize(("name", "protocol"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+ADAPTING = pytest.mark.parametrize("name", [name for name, item in METHODS.items() if item.adapts])
 
 
 def few_steps(name, protocol):
@@ -173,6 +174,45 @@ def check_state(make, protocol, images, same_state):
 def test_state(name, protocol, make_tta, make_images, same_state):
     params = few_steps(name, protocol)
     check_state(partial(make_tta, name, **params), protocol, make_images(3), same_state)
+
+
+@EVERY_PAIR
+def test_a_reset_method_forgets_what_it_saw(name, protocol, make_tta, make_images):
+    a, b = make_images(3), 1 - make_images(3, seed=1)
+    fresh, ours = (make_tta(name, **few_steps(name, protocol)) for _ in range(2))
+    drive(ours, protocol, b)
+    ours.reset()
+    assert torch.equal(drive(ours, protocol, a), drive(fresh, protocol, a))
+
+
+@ADAPTING
+def test_a_reset_restores_weights_buffers_optimisers_policy_memories_and_generators(
+    name, make_tta, make_images, same_state
+):
+    few = {} if METHODS.get(name).one_network else {"first_steps": 1, "later_steps": 1, "views": 2}
+    ours = make_tta(name, batch_slices=2, **few)
+    start = ours.state_dict()
+    images = make_images(4)
+    ours.start_epoch(0, ours.batches(images))
+    for batch in ours.batches(images):
+        ours.adapt(batch)
+    assert not same_state(ours.state_dict(), start)
+    ours.reset()
+    assert same_state(ours.state_dict(), start)
+
+
+@pytest.mark.parametrize("name", [name for name, item in METHODS.items() if item.adapts and item.one_network])
+def test_adapting_changes_the_network(make_tta, make_network, make_images, name):
+    network = make_network()
+    method = make_tta(name, network)
+    images = make_images(4) ** 2
+    method.start_epoch(0, [images])
+    method.adapt(images)
+    before, after = network.state_dict(), method.predictor.state_dict()
+    moved = [key for key in before if not torch.equal(before[key], after[key])]
+    assert any(key.endswith("running_mean") for key in moved)
+    if name != "bn":  # which adapts statistics alone
+        assert any(key.endswith("weight") for key in moved)
 
 
 @EVERY_PAIR

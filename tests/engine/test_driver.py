@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tesla_med.config.files import load_pipeline
 from tesla_med.engine.driver import Driver
+from tesla_med.models.base import build_model, norm_layers
+from tesla_med.prepare.stream import SiteImages
 
 NAN = float("nan")
 
@@ -190,3 +193,49 @@ def test_methods_that_do_not_adapt():
     assert driver.case_by_case
     assert driver.adapt_to_case(images())
     assert method.log == []
+
+
+# ------------------------------------------------------------ small batches
+
+
+def monai_unet():
+    arguments = "{channels: [4, 8, 16], strides: [2, 2], norm: batch}"
+    params = f"model.params={{class_name: UNet, arguments: {arguments}, divisor: 4}}"
+    return build_model(load_pipeline("prostate", ("model.name=monai", params)))
+
+
+def smallest_batch(network):
+    """Watch how few values a channel the batch norms get; return the growing list."""
+    seen = []
+    for layer in norm_layers(network):
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][:, 0].numel()))
+    return seen
+
+
+@pytest.mark.parametrize("name", ["tesla", "bn"])
+@pytest.mark.parametrize("make", ["unet", "monai"])
+def test_no_norm_gets_a_single_value_of_one_4x4_patch(make_tta, make_network, name, make):
+    network = make_network() if make == "unet" else monai_unet()
+    method = make_tta(name, network, batch_slices=1)
+    seen = smallest_batch(method.predictor)
+    images = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    method.adapt(images)
+    probs = method.predict(images)
+    assert probs.shape == (1, 2, 4, 4)
+    assert torch.isfinite(probs).all()
+    assert min(seen) == 4
+
+
+def test_a_last_batch_of_one_slice_is_adapted_to(make_tta, make_images):
+    class Slices(SiteImages):
+        def __iter__(self):
+            yield from (make_images(2), make_images(1, seed=1))
+
+    sizes = []
+    method = make_tta("tesla", batch_slices=2, epochs=1)
+    adapt = method.adapt
+    method.adapt = lambda images: sizes.append(len(images)) or adapt(images)
+    driver = Driver(method, "N-M", "site")
+    driver.adapt_to_site(Slices((), lambda _: None))
+    assert sizes == [2, 1]
+    assert driver.finite

@@ -48,6 +48,17 @@ def test_one_slice(tmp_path):
     assert volume.spacing == pytest.approx((1.0, 1.5, 4.0))
 
 
+@pytest.mark.parametrize(
+    ("missing", "place"), [(2, "between 8.00 and 14.00"), (5, "between 17.00 and 23.00")]
+)
+def test_a_missing_slice(tmp_path, missing, place):
+    paths = write_series(tmp_path, values((16, 12, 10)))
+    assert read_volume(tmp_path).shape == (16, 12, 10)
+    paths[missing].unlink()
+    with pytest.raises(DataError, match=f"1 slice missing {place} mm.*gap of 6.00 mm.*stack of 3.00 mm"):
+        read_volume(tmp_path)
+
+
 def test_tilt(tmp_path):
     write_series(tmp_path, values(), drift=(0, 0.8, 0))
     with pytest.raises(DataError, match=r"tilted by 14\.9 degrees"):

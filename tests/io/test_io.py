@@ -485,6 +485,9 @@ def test_large_labels_need_16_bits(tmp_path: Path) -> None:
     mask[0, 0, 0] = 255
     io.write_mask(tmp_path / "m.nii.gz", mask, volume)
     assert nib.load(tmp_path / "m.nii.gz").get_data_dtype() == np.uint8
+    mask[0, 0, 0] = 256
+    io.write_mask(tmp_path / "m.nii.gz", mask, volume)
+    assert nib.load(tmp_path / "m.nii.gz").get_data_dtype() == np.uint16
     mask[0, 0, 0] = 65535
     io.write_mask(tmp_path / "m.nii.gz", mask, volume)
     written = nib.load(tmp_path / "m.nii.gz")

@@ -137,6 +137,12 @@ def test_folders_are_classes(tmp_path):
     assert sum(found.skipped.values()) == 4
 
 
+def test_tiles_come_in_natural_order(tmp_path):
+    for index in range(12):
+        save(tmp_path / "TUM" / f"{index}.png", np.zeros((8, 8, 3), np.uint8))
+    assert find_tiles(tmp_path, {"TUM": 0}).names == [f"TUM/{index}.png" for index in range(12)]
+
+
 def test_without_class_folders_there_are_no_labels(tmp_path):
     save(tmp_path / "b" / "x.TIF", smooth())
     save(tmp_path / "a.png", smooth())
@@ -173,9 +179,3 @@ def test_a_stream_notes_what_was_done_to_a_tile(tmp_path):
     assert list(batch.notes) == [1]
     assert "grey" in batch.notes[1][0]
     assert (batch.images[1][0] == batch.images[1][2]).all()
-
-
-def test_tiles_come_in_natural_order(tmp_path):
-    for index in range(12):
-        save(tmp_path / f"TUM/{index}.png", smooth(8))
-    assert find_tiles(tmp_path, {"TUM": 0}).names == [f"TUM/{index}.png" for index in range(12)]

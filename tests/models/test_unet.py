@@ -164,6 +164,14 @@ def test_monai_errors():
         build_model(pipeline("monai", {}))
 
 
+@pytest.mark.parametrize("divisor", [1, 2])
+def test_a_divisor_that_lets_features_shrink_to_one_pixel_is_refused(divisor):
+    arguments = {"channels": [4, 8, 16], "strides": [2, 2], "norm": "batch"}
+    params = {"class_name": "UNet", "arguments": arguments, "divisor": divisor}
+    with pytest.raises(ConfigError, match=rf"divisor {divisor} is too small .* shrinks to 1 x 1"):
+        build_model(pipeline("monai", params))
+
+
 # ------------------------------------------------------------ shared parts
 
 

@@ -16,6 +16,7 @@ from tesla_med.reports import _content, _run_content, overlays
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.scoring.areas import boundary_band, calibration_region, count_case
+from tesla_med.scoring.summary import merge, summarise
 from tesla_med.tasks.base import TASKS
 from tesla_med.types import CaseView
 
@@ -122,6 +123,28 @@ def test_calibration_leads_with_the_region_and_matches_its_cases(tmp_path):
     assert content["region"]["adapted"]["1"]["voxels"] == voxels
     assert set(content["region"]["source"]) == {"all", "0", "1", "2"}
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tiles_and_rows_lead_with_the_region():
+    reference = np.zeros((100, 100, 10), np.uint8)
+    reference[10:20, 10:20, :5] = 1
+    mask = reference.copy()
+    mask[50:60, 50:60, :5] = 1
+    foreground = np.where(mask, 0.6, 0.001).astype(np.float32)
+    probs = np.stack([1 - foreground, foreground])
+    region = calibration_region(reference, mask, dilation=0)
+    found = summarise(merge([count_case(probs, probs, reference, region, (0, 1), 10)]))
+    (tile,) = (item for item in _content.tiles([], found) if item.label == "ECE")
+    assert "0.100" in tile.value
+    assert "region" in tile.detail
+    classes = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate"))
+    rows = _run_content.calibration_rows(found, classes)
+    assert rows[0]["area"] == "calibration region"
+    assert [(row["name"], row["voxels"]) for row in rows[:2]] == [
+        ("all classes", "1,000"),
+        ("prostate", "1,000"),
+    ]
+    assert rows[-1]["voxels"] == "100,000"
 
 
 def with_boundary(run, number, **changes):

@@ -89,6 +89,76 @@ def test_confidence_of_one_shares_the_last_bin():
     assert counts.count.tolist() == [0] * 9 + [2]
 
 
+def plain_ece(probability, truth, bins):
+    """Return the calibration error by its definition, bin after bin."""
+    edges = np.linspace(0, 1, bins + 1)
+    total = 0.0
+    for index in range(bins):
+        inside = (probability > edges[index]) & (probability <= edges[index + 1])
+        if index == 0:
+            inside |= probability == 0
+        if inside.any():
+            total += inside.sum() * abs(truth[inside].mean() - probability[inside].mean())
+    return total / len(probability)
+
+
+def test_as_the_definition_says_with_ones_and_zeros_among_the_rest():
+    generator = np.random.default_rng(0)
+    probability = generator.choice([0.0, 0.1, 0.5, 0.95, 1.0, *generator.random(20)], 500)
+    truth = generator.random(500) < probability**2
+    assert count_binary(probability, truth, 15).ece == pytest.approx(plain_ece(probability, truth, 15))
+
+
+def test_confidence_of_one_in_the_figures_of_a_case():
+    foreground = np.array([0.95, 1.0], np.float32).reshape(1, 2, 1)
+    probs = np.stack([1 - foreground, foreground])
+    reference = np.array([1, 0]).reshape(1, 2, 1)
+    counts = count_case(probs, probs, reference, np.ones((1, 2, 1), bool), (0, 1), 10)
+    found = counts["adapted"]["region"]["1"]
+    assert found["count"][-1] == 2
+    assert abs(found["correct"][-1] - found["confidence"][-1]) / 2 == pytest.approx(0.475)
+
+
+def test_a_value_of_five_is_an_error_and_nothing_is_guessed_from_the_range():
+    probability, truth = np.array([0.2, 0.4]), np.array([False, False])
+    assert count_binary(probability, truth, 10).ece == pytest.approx(0.3)
+    with pytest.raises(DataError, match=r"\[0, 1\]"):
+        count_binary(np.append(probability, 5.0), np.append(truth, True), 10)
+
+
+@pytest.mark.parametrize("value", [5.0, -0.5, np.nan])
+def test_either_model_of_a_case_is_looked_at(value):
+    probs = np.full((2, 2, 2, 1), 0.5, np.float32)
+    broken = probs.copy()
+    broken[1, 0, 0, 0] = value
+    reference, region = np.zeros((2, 2, 1), int), np.ones((2, 2, 1), bool)
+    for pair in ((probs, broken), (broken, probs)):
+        with pytest.raises(DataError):
+            count_case(*pair, reference, region, (0, 1))
+
+
+@pytest.mark.parametrize("size", [1, 7, 30])
+def test_batches_of_any_size_give_the_same(size):
+    generator = np.random.default_rng(0)
+    probability = generator.random(60)
+    truth = generator.random(60) < probability
+    whole = count_binary(probability, truth, 10)
+    parts = [
+        count_binary(probability[start : start + size], truth[start : start + size], 10)
+        for start in range(0, 60, size)
+    ]
+    total = sum(parts[1:], start=parts[0])
+    assert total.ece == pytest.approx(whole.ece)
+    assert (total.brier, total.nll) == (pytest.approx(whole.brier), pytest.approx(whole.nll))
+
+
+def test_counts_of_half_precision_do_not_overflow():
+    counts = count_binary(np.full((512, 512), 0.75, np.float16), np.ones((512, 512), bool), 15)
+    assert counts.voxels == 512 * 512
+    assert counts.ece == pytest.approx(0.25)
+    assert counts.summary()["brier"] == pytest.approx(0.0625)
+
+
 def test_edges_of_bins():
     counts = count_binary(np.array([0.0, 0.5, 0.75, 1.0]), np.ones(4, bool), bins=4)
     assert counts.count.tolist() == [1, 1, 1, 1]
@@ -168,6 +238,25 @@ def test_background_does_not_hide_the_structure():
     assert summary["region"]["adapted"]["1"]["ece"] == pytest.approx(0.1, abs=1e-6)
     assert summary["all"]["adapted"]["1"]["ece"] == pytest.approx(0.002, abs=1e-4)
     assert summary["region"]["adapted"]["1"]["voxels"] == 1000
+
+
+@pytest.mark.parametrize(("confidence", "everywhere", "region"), [(0.6, 0.002, 0.1), (0.99, 0.006, 0.49)])
+def test_the_region_shows_what_all_voxels_hide(confidence, everywhere, region):
+    """100,000 voxels, 0.5 % foreground and 0.5 % false positives of one confidence, background near 0."""
+    reference = np.zeros((100, 100, 10), np.uint8)
+    reference[10:20, 10:20, :5] = 1
+    mask = reference.copy()
+    mask[50:60, 50:60, :5] = 1
+    foreground = np.where(mask, confidence, 0.001).astype(np.float32)
+    probs = np.stack([1 - foreground, foreground])
+    inside = calibration_region(reference, mask, dilation=0)
+    found = summarise(merge([count_case(probs, probs, reference, inside, (0, 1), 10)]))
+    assert found["all"]["adapted"]["1"]["ece"] == pytest.approx(everywhere, abs=2e-4)
+    for key in ("all", "1"):
+        assert found["all"]["adapted"][key]["ece"] < everywhere + 2e-4
+        assert found["all"]["adapted"][key]["voxels"] == 100_000
+        assert found["region"]["adapted"][key]["ece"] == pytest.approx(region, abs=1e-5)
+        assert found["region"]["adapted"][key]["voxels"] == 1000
 
 
 def test_perfect_and_empty_region():

@@ -9,7 +9,7 @@ import torch
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
 from tesla_med.scoring import metrics
-from tesla_med.scoring.grids import bounding_box, check_labels, surface_distances
+from tesla_med.scoring.grids import bounding_box, check_labels, field_diagonal, surface_distances
 from tesla_med.scoring.metrics import MaskPair, assd, dice, hd95, score_case, surface_dice, volume_ml
 
 CLASSES = (
@@ -68,6 +68,35 @@ def test_dice_of_empty_masks():
     assert dice(empty, empty) is None
     assert dice(empty, some) == 0.0
     assert dice(some, empty) == 0.0
+
+
+def test_empty_masks_of_a_case_have_no_figures_or_count_as_one():
+    empty = np.zeros((16, 16, 8), np.uint8)
+    assert dice(empty, empty, "one") == 1.0
+    for score in score_case(empty, empty, empty, CLASSES, (1, 1, 3)):
+        assert (score.dice, score.dice_source, score.hd95_mm, score.assd_mm) == (None,) * 4
+        assert score.value("nsd") is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_dice_is_that_of_the_volume_whichever_way_the_slices_run(axis):
+    reference = np.zeros((16, 16, 20), np.uint8)
+    reference[4:8, 4:8, 8:12] = 2
+    found = np.where(np.arange(20) < 10, reference, 0).astype(np.uint8)
+    reference, found = (np.moveaxis(item, 2, axis) for item in (reference, found))
+    score, _ = score_case(found, found, reference, CLASSES, (1, 1, 3))
+    assert (score.dice, score.dice_source) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8])
+def test_counts_beyond_half_precision(dtype):
+    mask = np.ones((512, 512, 1), dtype)
+    assert dice(mask, mask) == 1.0
+    assert volume_ml(mask, (1, 1, 1)) == pytest.approx(512 * 512 / 1000)
+
+
+def test_the_diagonal_of_a_field():
+    assert field_diagonal((24, 24, 4), (1, 1, 3)) == pytest.approx(np.sqrt(24**2 + 24**2 + 12**2))
 
 
 def test_different_shapes_are_refused_by_name():

@@ -10,7 +10,7 @@ from torch import nn
 
 from tesla_med import losses
 from tesla_med.augment import warp
-from tesla_med.errors import ConfigError
+from tesla_med.errors import AdaptationError, ConfigError
 from tesla_med.models.base import norm_layers, to_model_range
 from tesla_med.models.normalisation import (
     batch_statistics,
@@ -697,6 +697,72 @@ def test_clipping_is_done_before_the_step(make_tesla, make_images):
     free = make_tesla(clip_norm=None)
     free.adapt(images)
     assert max(value.grad.norm() for value in free.student.parameters() if value.grad is not None) > 1e-2
+
+
+@pytest.fixture
+def given_to_losses(monkeypatch):
+    """Write down what the losses of the student are given."""
+    found = []
+    for name in ("flipped_cross_entropy", "distillation"):
+        original = getattr(losses, name)
+
+        def watched(logits, labels, weight=None, *, name=name, original=original):
+            value = original(logits, labels, weight)
+            found.append((name, logits.detach(), labels, float(value.detach())))
+            return value
+
+        monkeypatch.setattr(losses, name, watched)
+    return found
+
+
+def test_targets_of_the_first_step(make_tta, make_images, given_to_losses):
+    method = make_tta("tesla", weak_views=4)
+    method.adapt(make_images(4))
+    assert [item[0] for item in given_to_losses] == ["flipped_cross_entropy", "distillation"]
+    for _, logits, labels, loss in given_to_losses:
+        own = logits.softmax(dim=1)
+        hard = nn.functional.one_hot(own.argmax(1), 2).movedim(-1, 1).float()
+        assert not labels.requires_grad
+        assert torch.allclose(labels.sum(dim=1), torch.ones(()), atol=1e-5)
+        assert (labels - own).abs().max() > 0.01  # another view, though student and teacher are still equal
+        assert (labels - hard).abs().mean() > 0.01
+        assert loss > 0.001
+
+
+def test_a_teacher_that_is_certain_is_believed(make_tta, make_images, given_to_losses):
+    method = make_tta("tesla", weak_views=3)
+    with torch.no_grad():
+        head = method.teacher.head
+        bias = next(module for module in head.modules() if isinstance(module, nn.Conv2d)).bias
+        bias.copy_(torch.tensor([-50.0, 50.0]))
+    method.adapt(make_images(4))
+    for _, logits, labels, _ in given_to_losses:
+        assert labels[:, 1].min() > 0.99
+        assert logits.softmax(dim=1)[:, 1].min() < 0.9
+
+
+def test_a_model_that_is_all_head_is_refused(make_tesla, make_network):
+    network = make_network()
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+
+    class Headless(type(network)):
+        head = property(lambda self: self)
+
+    network.__class__ = Headless
+    with pytest.raises(AdaptationError, match="found 0 parameters to adapt"):
+        make_tesla(network)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_activations_of_half_precision_are_summed_in_float32(dtype):
+    norm = nn.BatchNorm2d(1).eval()
+    images = torch.ones(1, 1, 512, 512, dtype=dtype)
+    with activations(norm) as means:
+        norm(images.float())
+        norm(images)
+    assert [item.dtype for item in means] == [torch.float32] * 2
+    assert [float(item) for item in means] == [1.0, 1.0]
 
 
 def test_registered():
