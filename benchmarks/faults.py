@@ -135,6 +135,9 @@ def one_run(kind: Kind, images: Path, weights: Path, out: Path, limit: int | Non
     if limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    import torch
+
+    torch.set_num_threads(1)
     kind.job(images, weights, out)
 
 
@@ -262,23 +265,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cases")]
-    import small_site
-    import tile_site
-    import torch
-
-    torch.set_num_threads(1)
     rng = random.Random(options.seed)  # noqa: S311 - moments, not secrets
     counts: dict[str, list[int]] = {}
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        weights = {
-            "volumes": small_site.train_weights(root / "small"),
-            "tiles": tile_site.train_weights(root / "small-tiles"),
-        }
-        small_site.make_volumes(root / "volumes", 4)
-        tile_site.make_tiles(root / "tiles", 20, seed=3, shift=0.6)
-        runs = {title: (kind, root / kind.data, weights[kind.data]) for title, kind in KINDS.items()}
+        forked = multiprocessing.get_context("fork").Process(target=prepare, args=(root,))
+        forked.start()
+        forked.join()
+        weights = json.loads((root / "weights.json").read_text(encoding="utf-8"))
+        runs = {title: (kind, root / kind.data, Path(weights[kind.data])) for title, kind in KINDS.items()}
         undisturbed = {title: undisturbed_run(title, root, given) for title, given in runs.items()}
         for number, (fault, title) in enumerate(plan(options)):
             want, seconds = undisturbed[title]
@@ -301,6 +297,23 @@ def main() -> None:
         }
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     raise SystemExit(0 if all(a == b for a, b in counts.values()) else 1)
+
+
+def prepare(root: Path) -> None:
+    """Write images and trained weights, in a process of its own: torch cannot be forked once it has run."""
+    import small_site
+    import tile_site
+    import torch
+
+    torch.set_num_threads(1)
+    small_site.make_volumes(root / "volumes", 4)
+    tile_site.make_tiles(root / "tiles", 20, seed=3, shift=0.6)
+    weights = {
+        "volumes": small_site.train_weights(root / "small"),
+        "tiles": tile_site.train_weights(root / "small-tiles"),
+    }
+    text = json.dumps({name: str(path) for name, path in weights.items()})
+    (root / "weights.json").write_text(text, encoding="utf-8")
 
 
 def undisturbed_run(title: str, root: Path, given: Any) -> tuple[dict[str, bytes], float]:

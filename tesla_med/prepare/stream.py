@@ -115,6 +115,7 @@ class SiteImages:
     def _take(self, loaded: Unit | Failure) -> Tensor | None:
         if isinstance(loaded, Failure):
             self.failures[loaded.ref.name] = loaded
+            log.warning("%s: left out of the passes: %s", loaded.ref.name, loaded.error)
             return None
         unit = self._change(loaded)
         if unit.images is None:
