@@ -21,7 +21,7 @@ INTERRUPTED = 130
 pytestmark = pytest.mark.usefixtures("one_thread")
 TIME = r"[\d.]+ (?:s|min|h)"
 MEMORY = r"memory of the process ([\d.]+) ([MG])iB"
-CASES = rf"Estimate: {TIME} per case, {TIME} in all for (\d) cases? on cpu; {MEMORY}"
+CASES = rf"Estimate: (?:under 1 s|{TIME}) per case, {TIME} in all for (\d) cases? on cpu; {MEMORY}"
 TILES = rf"Estimate: {TIME} per 1000 tiles, {TIME} in all for 24 tiles on cpu; {MEMORY}"
 
 

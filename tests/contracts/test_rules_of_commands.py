@@ -60,6 +60,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "task"), EVERY)
 def test_links_hidden_files_and_other_sites_change_nothing(
     places, awkward, tmp_path, monkeypatch, capsys, command, task
@@ -133,6 +134,7 @@ def test_a_preview_writes_nothing_and_fails_where_the_run_would(places, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "task"), WRITING)
 def test_an_output_that_is_there_is_kept(places, tmp_path, monkeypatch, capsys, command, task):
     """Rule 6: nothing is replaced unasked."""
