@@ -6,25 +6,13 @@ import json
 import nibabel as nib
 import numpy as np
 import pytest
+from by_hand import plain_ece
 from small_volumes import noise, run_whole, write
 
 import tesla_med
 
 CASE = 60
 SHAPE = (16, 14, 4)
-
-
-def plain_ece(probability, truth, bins):
-    """Return the calibration error by its definition, bin after bin."""
-    edges = np.linspace(0, 1, bins + 1)
-    total = 0.0
-    for index in range(bins):
-        inside = (probability > edges[index]) & (probability <= edges[index + 1])
-        if index == 0:
-            inside |= probability == 0
-        if inside.any():
-            total += inside.sum() * abs(truth[inside].mean() - probability[inside].mean())
-    return total / len(probability)
 
 
 def evaluated(folder, confidence, right):

@@ -5,32 +5,17 @@ import re
 import numpy as np
 import pytest
 import small_site as small
+from full_disk import LIMIT, limited
 from lines import adapt, work_there
 from small_volumes import noise, write
 
-resource = pytest.importorskip("resource")
+pytest.importorskip("resource")
 
 CASE = 75
 STATUS = "a limit on the size of files stands for the full disk, so it is not tested on Windows"
-LIMIT = 40 * 1024
 
 
-@pytest.fixture
-def limited():
-    """Return a context manager in which no file may become larger than 40 KiB."""
-
-    class Limit:
-        def __enter__(self):
-            self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, self.before[1]))
-
-        def __exit__(self, *_):
-            resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
-
-    return Limit()  # Python ignores SIGXFSZ, so writing gives EFBIG
-
-
-def test_a_mask_that_does_not_fit(tmp_path, known_weights, monkeypatch, capsys, limited):
+def test_a_mask_that_does_not_fit(tmp_path, known_weights, monkeypatch, capsys):
     """The second of three: the first is smaller."""
     work_there(tmp_path, monkeypatch, 1)
     for name in ("Case01", "Case02"):
@@ -38,7 +23,7 @@ def test_a_mask_that_does_not_fit(tmp_path, known_weights, monkeypatch, capsys, 
         write(tmp_path / f"nii/{name}.nii.gz", image)
         write(tmp_path / f"nii/{name}_segmentation.nii.gz", (image > 100).astype(np.uint8))
     line = (known_weights(), "--method", "source", "--set", "preprocessing.size=null")
-    with limited:
+    with limited():
         assert adapt(*line) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"Case01_mask\.nii\.gz.*MiB needed, \d+\.\d MiB free.*free some space", said)
@@ -53,9 +38,9 @@ def test_a_mask_that_does_not_fit(tmp_path, known_weights, monkeypatch, capsys, 
     assert before.items() <= after.items()
 
 
-def test_weights_that_do_not_fit(tmp_path, small_weights, monkeypatch, capsys, limited):
+def test_weights_that_do_not_fit(tmp_path, small_weights, monkeypatch, capsys):
     work_there(tmp_path, monkeypatch, 2)
-    with limited:
+    with limited():
         assert adapt(small_weights) == 2
     said = capsys.readouterr().err
     assert "MiB needed" in said

@@ -5,37 +5,21 @@ import re
 
 import numpy as np
 import pytest
+from full_disk import LIMIT, limited
 from small_volumes import noise, write
 
 from tesla_med.errors import OutputError
 from tesla_med.io.volumes import read_volume, write_mask
 
-resource = pytest.importorskip("resource")
-
-LIMIT = 40 * 1024
+pytest.importorskip("resource")
 
 
-@pytest.fixture
-def limited():
-    """Return a context manager in which no file may become larger than 40 KiB."""
-
-    class Limit:
-        def __enter__(self):
-            self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, self.before[1]))
-
-        def __exit__(self, *_):
-            resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
-
-    return Limit()  # Python ignores SIGXFSZ, so writing gives EFBIG
-
-
-def test_a_mask_that_does_not_fit(tmp_path, limited):
+def test_a_mask_that_does_not_fit(tmp_path):
     write(tmp_path / "Case00.nii.gz", noise((64, 64, 64)))
     volume = read_volume(tmp_path / "Case00.nii.gz")
     mask = np.random.default_rng(0).integers(0, 3, volume.shape)
     target = tmp_path / "out/Case00_mask.nii.gz"
-    with limited, pytest.raises(OutputError) as error:
+    with limited(), pytest.raises(OutputError) as error:
         write_mask(target, mask, volume)
     assert re.search(r"MiB needed, \d+\.\d MiB free.*free some space", str(error.value))
     assert str(target) in str(error.value)
@@ -44,18 +28,18 @@ def test_a_mask_that_does_not_fit(tmp_path, limited):
     assert target.stat().st_size > LIMIT
 
 
-def test_a_mask_that_was_there_stays(tmp_path, limited):
+def test_a_mask_that_was_there_stays(tmp_path):
     write(tmp_path / "Case00.nii.gz", noise((64, 64, 64)))
     volume = read_volume(tmp_path / "Case00.nii.gz")
     target = tmp_path / "Case00_mask.nii.gz"
     write_mask(target, np.zeros(volume.shape, np.uint8), volume)
     before = target.read_bytes()
-    with limited, pytest.raises(OutputError):
+    with limited(), pytest.raises(OutputError):
         write_mask(target, np.random.default_rng(0).integers(0, 3, volume.shape), volume)
     assert target.read_bytes() == before
 
 
-def test_a_full_disk_is_told_of_in_the_same_way(tmp_path, monkeypatch, limited):
+def test_a_full_disk_is_told_of_in_the_same_way(tmp_path, monkeypatch):
     write(tmp_path / "Case00.nii.gz", noise((16, 16, 4)))
     volume = read_volume(tmp_path / "Case00.nii.gz")
 

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from by_hand import plain_ece
 
 from tesla_med.errors import DataError
 from tesla_med.scoring.areas import (
@@ -87,19 +88,6 @@ def test_confidence_of_one_shares_the_last_bin():
     counts = count_binary(np.array([0.95, 1.0]), np.array([True, False]), bins=10)
     assert counts.ece == pytest.approx(0.475)
     assert counts.count.tolist() == [0] * 9 + [2]
-
-
-def plain_ece(probability, truth, bins):
-    """Return the calibration error by its definition, bin after bin."""
-    edges = np.linspace(0, 1, bins + 1)
-    total = 0.0
-    for index in range(bins):
-        inside = (probability > edges[index]) & (probability <= edges[index + 1])
-        if index == 0:
-            inside |= probability == 0
-        if inside.any():
-            total += inside.sum() * abs(truth[inside].mean() - probability[inside].mean())
-    return total / len(probability)
 
 
 def test_as_the_definition_says_with_ones_and_zeros_among_the_rest():
