@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from tesla_med.actions.usage import resident
 from tesla_med.models.checkpoint import versions
 from tesla_med.types import Progress
 
@@ -29,11 +29,10 @@ DIFFERENT = 5
 """Volumes that the cases are links to."""
 
 
-def resident() -> float:
-    """Return the MiB of memory that this process holds now."""
+def held() -> float:
+    """Return the MiB of memory that this process holds now, garbage collected first."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return resident() / 2**20
 
 
 def links(source: Path, folder: Path, count: int) -> None:
@@ -58,7 +57,7 @@ class Watch:
 
         def note(stage: str, done: int, _: int) -> None:
             if stage == "cases" and done not in self.after:
-                self.after[done] = resident()
+                self.after[done] = held()
 
         return note
 
@@ -79,7 +78,7 @@ def volumes(root: Path, count: int) -> dict[str, Any]:
 
 def told(after: dict[int, float], count: int, seconds: float, out: Path) -> dict[str, Any]:
     """Return what a run held, in MiB."""
-    end = resident()
+    end = held()
     first = min(20, count)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return {
