@@ -164,12 +164,12 @@ def _train(
             run.load(out / STATE, settings)
         names = tuple(site.id for site in sites)
         card = make_card(pipeline, names, {"seed": seed, **extra}, data.acquisition)
-        _fit(run, training, held, out, settings, card, progress)
+        joins = joined_after(pipeline.train, held)
+        seen = data.every() if joins < pipeline.train.steps else training
+        _fit(run, training, held, seen, joins, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     if pipeline.task == "segmentation":
         _remember(out / WEIGHTS, run.best, steadiness(run.model, held if held.names else training, pipeline))
-    joins = joined_after(pipeline.train, held)
-    seen = data.every() if joins < pipeline.train.steps else training
     statistics = measure(run.model, seen, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
     count = len(seen.names), seen.images
@@ -253,6 +253,8 @@ def _fit(
     run: TrainingRun,
     training: Part,
     held: Part,
+    seen: Part,
+    joins: int,
     out: Path,
     settings: str,
     card: Any,
@@ -260,16 +262,16 @@ def _fit(
 ) -> None:
     """Train; keep the averaged weights that are best on varied held-out items, without these the last.
 
-    Where held-out items join the training, their score is that of the moment before, and the last average is
-    kept. An interrupt is heard after the step that it falls into; the state is saved first.
+    After step ``joins`` items are drawn from ``seen``. Where held-out items join the training, their score is
+    that of the moment before, and the last average is kept. An interrupt is heard after the step that it
+    falls into; the state is saved first.
     """
     config = run.pipeline.train
-    joins, everyone = joined_after(config, held), run.data.every()
     kept: list[tuple[Tensor, float]] = []
     with _events(out, run.step) as writer, held_interrupt() as interrupted:
         while run.step < config.steps:
             rate = float(run.schedule.get_last_lr()[0])
-            part = training if run.step < joins else everyone
+            part = training if run.step < joins else seen
             kept.append((run.advance(part), rate))
             last = run.step == config.steps
             due = last or run.step == joins or run.step % config.validate_every == 0
