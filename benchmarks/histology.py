@@ -269,6 +269,7 @@ class Stack:
     """Target tiles in their order, in memory, as :class:`tesla_med.engine.driver.Driver` wants a site."""
 
     joined = True
+    channels = None
 
     def __init__(self, images: Tensor) -> None:
         self.images = images

@@ -14,9 +14,10 @@ from tesla_med.tta.base import TTAMethod
 
 log = logging.getLogger(__name__)
 
+_ONEDNN = "could not create a primitive"  # how oneDNN says it
 _TEXTS = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
-    "could not create a primitive",  # how oneDNN says it
+    _ONEDNN,
 )
 
 
@@ -36,6 +37,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
+
+
+def _do_without_onednn() -> None:
+    """Compute without oneDNN from now on.
+
+    Once it had no memory for the code of a kernel it makes no other in that thread, however much memory
+    there is by then: it keeps the error of its code generator and never clears it.
+    """
+    torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
+    log.warning("oneDNN fails after memory ran out: convolutions take 2 to 3 times as long from here on")
 
 
 class Attempt:
@@ -62,6 +73,8 @@ class Attempt:
         for method in self.methods:
             method.use_less_memory(None)
         self.failed = error is not None and is_out_of_memory(error)
+        if self.failed and _ONEDNN in str(error):
+            _do_without_onednn()
         return self.failed
 
 

@@ -260,11 +260,11 @@ def _fit(
     card: Any,
     progress: Progress | None,
 ) -> None:
-    """Train; keep the averaged weights that are best on varied held-out items, without these the last.
+    """Train; keep the averaged weights that are best on varied held-out items, the later of equals.
 
-    After step ``joins`` items are drawn from ``seen``. Where held-out items join the training, their score is
-    that of the moment before, and the last average is kept. An interrupt is heard after the step that it
-    falls into; the state is saved first.
+    Without held-out items the last weights are kept. After step ``joins`` items are drawn from ``seen``.
+    Where held-out items join the training, their score is that of the moment before, and the last average is
+    kept. An interrupt is heard after the step that it falls into; the state is saved first.
     """
     config = run.pipeline.train
     kept: list[tuple[Tensor, float]] = []
@@ -284,7 +284,7 @@ def _fit(
                 score, varied = run.validate(validation), run.validate(validation, varied=True)
                 writer.add_scalar(f"validation/{run.data.metric}", score, run.step)
                 writer.add_scalar(f"validation/{run.data.metric}_varied", varied, run.step)
-                if varied > run.best_varied or run.step == joins < config.steps:
+                if varied >= run.best_varied or run.step == joins < config.steps:
                     run.best, run.best_varied, run.best_step = score, varied, run.step
                     save_checkpoint(out / WEIGHTS, run.averaged, card)
             elif last:

@@ -6,11 +6,13 @@ back before each try.
 """
 
 import contextlib
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import small_site as small
+import torch
 from small_volumes import diagonal, noise, write
 
 CASE = 50
@@ -33,6 +35,22 @@ def at_most(mib):
 
 
 @pytest.fixture
+def elsewhere():
+    """Call a function in a thread of its own: in one in which memory ran out oneDNN makes no kernel again."""
+    flags = torch.backends.mkldnn.set_flags()
+
+    def call(function):
+        kept = []
+        thread = threading.Thread(target=lambda: kept.append(function()))
+        thread.start()
+        thread.join()
+        return kept.pop()
+
+    yield call
+    torch.backends.mkldnn.set_flags(*flags)
+
+
+@pytest.fixture
 def volumes(tmp_path):
     """Make a large volume between two small ones."""
     if not Path("/proc/self/statm").is_file():
@@ -42,10 +60,16 @@ def volumes(tmp_path):
     return tmp_path / "nii"
 
 
-def test_a_case_for_which_memory_does_not_suffice_fails_alone(volumes, small_weights, tmp_path):
+def test_a_case_for_which_memory_does_not_suffice_fails_alone(
+    volumes, small_weights, tmp_path, elsewhere
+):
     options = {"method": "source", "overrides": WHOLE}
-    with at_most(MIB):
-        result = small.run(volumes, small_weights, tmp_path / "out", **options)
+
+    def short_of_memory():
+        with at_most(MIB):
+            return small.run(volumes, small_weights, tmp_path / "out", **options)
+
+    result = elsewhere(short_of_memory)
     first, large, last = result.results
     assert {first.status, last.status} <= {"ok", "empty"}
     assert large.status == "failed" or "memory ran out; done with" in large.reason
@@ -57,3 +81,30 @@ def test_a_case_for_which_memory_does_not_suffice_fails_alone(volumes, small_wei
     plain = small.run(volumes, small_weights, tmp_path / "plain", **options)
     for case in plain.results:
         assert np.array_equal(*(small.labels(item.out, case.case) for item in (result, plain)))
+
+
+def test_cases_after_it_are_not_lost_to_onednn(small_weights, tmp_path, elsewhere):
+    """So little memory that oneDNN finds none for its kernels; from then on it makes none in that thread."""
+
+    def kernel(channels):
+        images = torch.rand(1, channels, 20, 20)
+        torch.nn.functional.conv2d(images, torch.rand(8 + channels % 5, channels, 3, 3))
+
+    def use_up_memory():
+        with at_most(4):
+            for channels in range(1, 300):
+                with contextlib.suppress(RuntimeError, MemoryError):
+                    kernel(channels)
+        with contextlib.suppress(RuntimeError):
+            kernel(311)
+            return None
+        for number in range(3):
+            write(tmp_path / f"nii/Case{number:02d}.nii.gz", noise((76, 92, 3), number), diagonal(1, 1, 3))
+        return small.run(tmp_path / "nii", small_weights, tmp_path / "out", method="source", overrides=WHOLE)
+
+    if not Path("/proc/self/statm").is_file():
+        pytest.skip("needs to know how much memory the process has")
+    result = elsewhere(use_up_memory)
+    if result is None:
+        pytest.skip("oneDNN recovers from a lack of memory here")
+    assert {item.status for item in result.results} <= {"ok", "empty"}

@@ -408,3 +408,13 @@ def test_unlabelled_cases_are_left_out_and_named(volumes: Path, tmp_path: Path) 
     data: Any = load_labelled(small(), [SITE], tmp_path)
     assert [item.name for item in data.cases] == ["Case00", "Case02"]
     assert data.left_out == ["P/Case01: no reference"]
+
+
+def test_of_equally_good_weights_the_later_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = preset("prostate").model_copy(update={"matrix": 32, "slices": 2})
+    make_site(tmp_path / "Phantom", "prostate", settings, 5, seed=1)
+    scores = iter([0.2, 0.2, 0.7, 0.7, 0.7, 0.7, 0.1, 0.1])
+    monkeypatch.setattr("tesla_med.training.loop.TrainingRun.validate", lambda *_, **__: next(scores))
+    pipeline = small("train.steps=4", "train.validate_every=1", "train.augment=false", "train.held_out_for=1")
+    result = train_source(pipeline, [SITE], tmp_path, tmp_path / "out", device="cpu")
+    assert result.best_step == 3
