@@ -60,9 +60,7 @@ def volumes(tmp_path):
     return tmp_path / "nii"
 
 
-def test_a_case_for_which_memory_does_not_suffice_fails_alone(
-    volumes, small_weights, tmp_path, elsewhere
-):
+def test_a_case_for_which_memory_does_not_suffice_fails_alone(volumes, small_weights, tmp_path, elsewhere):
     options = {"method": "source", "overrides": WHOLE}
 
     def short_of_memory():
