@@ -65,8 +65,7 @@ class DemoResult:
         weights: the source weights.
         metric: name of the headline metric: dice or accuracy.
         item: what is counted: case or tile.
-        validation: metric on held-out source items when it was last measured, in [0, 1]; one or two of
-            them join the training half-way, as ``train.held_out_for`` says.
+        validation: metric of the source model on held-out source items, in [0, 1].
         rows: one per target site.
         seconds: time in all.
     """

@@ -44,6 +44,7 @@ _SMALL = (
     "train.steps=220",
     "train.augment=mild",  # a model trained to transfer needs no adapting here
     "train.intensity=null",
+    "train.held_out_for=1",  # so that the validation is that of the weights
     "report.overlays_per_case=1",
 )
 _TILE_SIZE = 64  # pixels

@@ -214,8 +214,8 @@ def test_adaptation_helps_where_it_should_and_harms_nowhere(
     with_half_as_many(monkeypatch, task)
     result = run_demo(task, tmp_path / "demo", device="cpu")
     easy, hard = result.rows
-    assert result.validation > 0.7  # half-way through: then the held-out items join the training
+    assert result.validation > 0.85
     assert easy.source > 0.85
     gain = 100 * (hard.adapted - hard.source)
-    assert gain >= 10 or (hard.source > 0.85 and gain >= -1)  # the chosen scaling alone may do it
+    assert gain >= 10 or (hard.source > 0.8 and gain >= -1)  # the chosen scaling alone may do it
     assert 100 * (easy.adapted - easy.source) >= -1
