@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def adapt_site(
-    site: str | SiteConfig,
+    site: str | SiteConfig | None,
     volumes: str | Path,
     *,
     weights: str | Path | None = None,
@@ -51,7 +51,7 @@ def adapt_site(
     """Adapt a model to one site and write results, figures and reports.
 
     Args:
-        site: id, ``pipeline/id``, YAML path, or a loaded configuration.
+        site: id, ``pipeline/id``, YAML path, a loaded configuration, or None: every image, nothing is scored.
         volumes: folder of images or of tiles, or one image.
         weights: source weights (.safetensors, .pth); default: the site's.
         statistics: source feature statistics, for the Y protocols only; default: beside the weights.

@@ -14,7 +14,6 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest as RunRequest
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
-from tesla_med.io.files import sha256
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, reports_of
 from tesla_med.tasks.base import Task, task_of
@@ -276,7 +275,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         CheckpointError: weights or statistics are missing, unreadable, or of another task.
     """
     from tesla_med.models.base import default_device
-    from tesla_med.models.loading import load_model, weights_path
+    from tesla_med.models.loading import load_model, weights_path, weights_sha256
     from tesla_med.models.statistics import statistics_for, with_histogram
     from tesla_med.tta.base import choose_protocol
 
@@ -288,7 +287,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     loaded = load_model(path, given, request.texts)
     for text in loaded.warnings:
         log.warning("%s", text)
-    trained, digest = loaded.card.acquisition if loaded.card is not None else None, sha256(path)
+    trained, digest = loaded.card.acquisition if loaded.card is not None else None, weights_sha256(path)
     statistics = statistics_for(protocol, path, digest, loaded.pipeline, request.statistics)
     pipeline = with_histogram(loaded.pipeline, statistics)
     task = type(resolved.task)(site, pipeline, trained, request.wanted)

@@ -21,7 +21,9 @@ def test_counts_come_back_as_they_were():
 
 
 def test_counts_set_in_a_copy_are_written_too():
-    assert record().model_copy(update={"calibration": {"cases": 2}}).model_dump()["calibration"] == {"cases": 2}
+    assert record().model_copy(update={"calibration": {"cases": 2}}).model_dump()["calibration"] == {
+        "cases": 2
+    }
 
 
 def test_none_stays_none():

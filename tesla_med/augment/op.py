@@ -31,6 +31,7 @@ class Op:
         noise: maps the shape of the images to the shape of the standard normal draw that the op needs; None
             if it needs none.
         function: what the op does.
+        in_plane: whether neighbouring pixels count, so that a volume is changed slice by slice.
         start: the magnitude from which learning starts.
     """
 
@@ -43,6 +44,7 @@ class Op:
     noise: Callable[[Shape], Shape] | None
     function: Function
     start: float = 0.5
+    in_plane: bool = False
 
     def theta(self, images: Tensor, magnitude: Tensor, sign: Tensor | None = None) -> Tensor:
         """Return the (n, 2, 3) theta of a geometric op, and the identity for an intensity op."""
@@ -54,7 +56,20 @@ class Op:
         """Return the images as an intensity op changes them, in [0, 1]; a geometric op changes none."""
         if self.kind == "geometric":
             return images
+        if images.dim() == 5:
+            return self._volumes(images, magnitude, draw)
         return intensity.unit_range(self.function(images, magnitude, draw))
+
+    def _volumes(self, images: Tensor, magnitude: Tensor, draw: Tensor | None) -> Tensor:
+        """Change volumes (n, C, D, H, W), all slices of one alike."""
+        if self.in_plane:
+            depth = images.shape[2]
+            each = None if draw is None else draw.repeat_interleave(depth, dim=0)
+            changed = self.function(warp.as_slices(images), magnitude.repeat_interleave(depth), each)
+            return intensity.unit_range(warp.as_volumes(changed, depth))
+        below = draw if draw is None or draw.dim() < 3 else draw.flatten(-3, -2)
+        changed = self.function(images.flatten(2, 3), magnitude, below)  # slices below each other
+        return intensity.unit_range(changed.view_as(images))
 
     def __call__(
         self, images: Tensor, magnitude: Tensor, draw: Tensor | None = None

@@ -45,9 +45,11 @@ def _intensity(
     signed: bool = False,
     gradient: Literal["exact", "straight-through"] = "exact",
     noise: Callable[[Shape], Shape] | None = None,
+    in_plane: bool = False,
     sets: Sequence[str] = (),
 ) -> None:
-    _register(Op(name, "intensity", unit, identity, signed, gradient, noise, function), sets)
+    op = Op(name, "intensity", unit, identity, signed, gradient, noise, function, in_plane=in_plane)
+    _register(op, sets)
 
 
 def _register(op: Op, sets: Sequence[str]) -> None:
@@ -88,7 +90,11 @@ _intensity(
     "Brightness", "intensity factor, 0.1 to 1.9", ranges.factor(intensity.brightness, 0.1, 1.9), identity=0.5
 )
 _intensity(
-    "Sharpness", "sharpness factor, 0.1 to 1.9", ranges.factor(intensity.sharpness, 0.1, 1.9), identity=0.5
+    "Sharpness",
+    "sharpness factor, 0.1 to 1.9",
+    ranges.factor(intensity.sharpness, 0.1, 1.9),
+    identity=0.5,
+    in_plane=True,
 )
 _intensity(
     "Color", "saturation factor, 0.1 to 1.9", ranges.factor(intensity.saturation, 0.1, 1.9), identity=0.5
@@ -162,12 +168,14 @@ _intensity(
     lambda images, magnitude, draw: intensity.bias_field(images, 0.6 * magnitude, draw),
     identity=0.0,
     noise=lambda shape: (shape[0], intensity.BIAS_TERMS),
+    in_plane=True,
 )
 _intensity(
     "GaussianBlur",
     "standard deviation, 0 to 2 pixels",
     lambda images, magnitude, _: intensity.gaussian_blur(images, 2.0 * magnitude),
     identity=0.0,
+    in_plane=True,
 )
 _intensity(
     "RicianNoise",
@@ -181,6 +189,7 @@ _intensity(
     "relative strength of a half-field ghost along H, 0 to 0.3",
     lambda images, magnitude, _: intensity.ghosting(images, 0.3 * magnitude),
     identity=0.0,
+    in_plane=True,
     sets=("intensity_artefacts",),
 )
 _intensity(
@@ -189,6 +198,7 @@ _intensity(
     lambda images, magnitude, draw: intensity.spike(images, 0.15 * magnitude, draw),
     identity=0.0,
     noise=lambda shape: (shape[0], 3),
+    in_plane=True,
     sets=("intensity_artefacts",),
 )
 

@@ -1,5 +1,7 @@
 """The 2x3 warp, its inverse and its resampling, through which all geometry of views goes.
 
+Volumes (N, C, D, H, W) are warped within their slices, all slices of one alike.
+
 A theta is (N, 2, 3) float32 and maps output positions to input positions in units of half the field ([-1, 1],
 half-pixel centres, ``align_corners=False``), as in ``torch.nn.functional.affine_grid``.
 
@@ -51,6 +53,10 @@ def from_view(maps: Tensor, theta: Tensor) -> Tensor:
 def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
     if images.dim() == 2:  # one distribution a tile: the same in every frame
         return images
+    if images.dim() == 5:
+        depth = images.shape[2]
+        moved = _resample(as_slices(images), theta.repeat_interleave(depth, dim=0), padding)
+        return as_volumes(moved, depth)
     grid = sampling_grid(theta.to(images.device), images.shape[-2], images.shape[-1])
     return functional.grid_sample(
         images.float(), grid, mode="bilinear", padding_mode=padding, align_corners=False
@@ -65,6 +71,16 @@ def sampling_grid(theta: Tensor, height: int, width: int) -> Tensor:
     return (
         matrix[:, :, 0] * x[None, None, None, :] + matrix[:, :, 1] * y[None, None, :, None] + matrix[:, :, 2]
     ).permute(0, 2, 3, 1)
+
+
+def as_slices(volumes: Tensor) -> Tensor:
+    """Return the slices (N * D, C, H, W) of volumes (N, C, D, H, W), volume by volume."""
+    return volumes.transpose(1, 2).flatten(0, 1)
+
+
+def as_volumes(slices: Tensor, depth: int) -> Tensor:
+    """Return the volumes (N, C, D, H, W) of which :func:`as_slices` gave the slices."""
+    return slices.unflatten(0, (-1, depth)).transpose(1, 2)
 
 
 def normalise(probs: Tensor) -> Tensor:

@@ -29,13 +29,23 @@ Volumes = Annotated[
         "Cases are taken in natural order of their names: P1, P2, P10.",
     ),
 ]
-SiteOption = Annotated[str, typer.Option("--site", help="Site by id (F, prostate/F), or a YAML file.")]
+SiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        help="Site by id (F, prostate/F), or a YAML file. Default: every image, whole, without references.",
+    ),
+]
 Pipeline = Annotated[
     str | None, typer.Option("--pipeline", help="Pipeline by name, or a YAML file. Default: the site's.")
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option("--weights", parser=path, help="Source weights, .safetensors or .pth. Default: the site's."),
+    typer.Option(
+        "--weights",
+        parser=path,
+        help="Source weights: .safetensors, .pth, or the folder of an nnU-Net model. Default: the site's.",
+    ),
 ]
 Statistics = Annotated[
     Path | None,

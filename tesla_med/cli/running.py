@@ -37,8 +37,8 @@ app = typer.Typer()
     epilog="Example: tesla-med adapt --site F --volumes ./nii --weights source.safetensors --out runs/F"
 )
 def adapt(
-    site: SiteOption,
     volumes: Volumes,
+    site: SiteOption = None,
     pipeline: Pipeline = None,
     weights: Weights = None,
     statistics: Statistics = None,

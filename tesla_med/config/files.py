@@ -107,7 +107,10 @@ def readable(files: Mapping[str, Path], load: Callable[[str], S]) -> tuple[dict[
 
 
 def load_pipeline(
-    name: str, overrides: Iterable[str] = (), roots: Iterable[Path] | None = None
+    name: str,
+    overrides: Iterable[str] = (),
+    roots: Iterable[Path] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> PipelineConfig:
     """Read a pipeline by name or by the path of a YAML file.
 
@@ -116,6 +119,7 @@ def load_pipeline(
         overrides: ``key.sub=value`` texts; values are parsed as YAML. Keys that start
             with ``site.`` are for the site and ignored here.
         roots: folders to search instead of :func:`search_roots`.
+        given: content that takes the place of the file's, such as what weights say of their network.
 
     Raises:
         ConfigError: unknown name, unreadable YAML, unknown key, wrong type or value.
@@ -123,6 +127,7 @@ def load_pipeline(
     roots = list(roots) if roots is not None else search_roots()
     path = _pipeline_path(name, roots)
     content = _with_parents(path, roots, ())
+    content = merge(content, given or {})
     content["name"] = path.stem
     own = [text for text in overrides if not text.startswith("site.")]
     return _validate(PipelineConfig, apply_overrides(content, own), path, own)

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from tesla_med.config.judging import Candidate as Candidate
 from tesla_med.config.judging import GuardConfig as GuardConfig
 from tesla_med.config.judging import QualityConfig as QualityConfig
+from tesla_med.config.nnunet import NnunetPreprocessing as NnunetPreprocessing
 from tesla_med.config.section import Section as Section
 from tesla_med.config.sites import Files as Files
 from tesla_med.config.sites import MaskLayer as MaskLayer
@@ -98,6 +99,9 @@ class Preprocessing(Section):
     )
     anti_aliasing: bool = False
     model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0, 1] is mapped to this range")
+    nnunet: NnunetPreprocessing | None = Field(
+        None, description="of an nnU-Net: its plans, in place of orientation, intensity, spacing and size"
+    )
     stain_normalisation: bool = Field(
         False, description="for tiles: normalise haematoxylin and eosin to those of a reference (Macenko)"
     )
@@ -208,6 +212,9 @@ class PipelineConfig(Section):
     sites: str = Field(description="folder of site_configs/ whose sites this pipeline serves")
     classes: tuple[LabelClass, ...] = Field(min_length=2)
     channels: int = Field(1, ge=1)
+    regions: bool = Field(
+        False, description="classes come from overlapping regions, each painted over those before it"
+    )
     preprocessing: Preprocessing = Preprocessing()
     scaling: ScalingChoice = ScalingChoice()
     model: ModelConfig = ModelConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tesla_med.config.files import (
     apply_overrides,
@@ -17,12 +17,15 @@ from tesla_med.config.files import (
     validate,
 )
 from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
+from tesla_med.config.nnunet import nnunet_folder, read_model
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 NO_SITE = "every_image"
+FOREIGN = "nnunet"
+"""The pipeline of models that were trained elsewhere."""
 
 
 def resolve(
@@ -36,29 +39,63 @@ def resolve(
     Raises:
         ConfigError: unknown or ambiguous names, wrong overrides, or a site of another task.
     """
+    foreign = foreign_model(weights)
+    if foreign is not None and pipeline is None:
+        pipeline = FOREIGN
     if site is None and pipeline is None:
         pipeline = _pipeline_of_card(weights)
     if isinstance(pipeline, str):
-        pipeline = load_pipeline(pipeline, overrides)
+        pipeline = load_pipeline(pipeline, overrides, given=foreign)
     elif pipeline is not None:
         pipeline = _override(pipeline, [text for text in overrides if not text.startswith("site.")])
     if isinstance(site, str):
-        site = load_site(site, pipeline.sites if pipeline is not None else None, overrides)
+        known = None if pipeline is None or foreign is not None else pipeline.sites
+        site = load_site(site, known, overrides)
     else:
         if site is None:
             assert pipeline is not None  # noqa: S101 - set above
-            files = Files(image=("*",))
+            several = pipeline.channels > 1  # named as nnU-Net does: case_0000, case_0001
+            names = [f"*_{index:04d}.nii.gz" for index in range(pipeline.channels)] if several else ["*"]
+            files = Files(image=tuple(names))
             site = SiteConfig(id=NO_SITE, pipeline=pipeline.sites, institution="", files=files)
         own = [text.removeprefix("site.") for text in overrides if text.startswith("site.")]
         site = _override(site, own)
     if pipeline is None:
         pipeline = load_pipeline(site.pipeline, overrides)
+    if foreign is not None:
+        pipeline = pipeline.model_copy(update={"sites": site.pipeline})
     if site.pipeline != pipeline.sites:
         raise ConfigError(
             f"site {site.pipeline}/{site.id} is not one of pipeline {pipeline.name!r}, "
             f"which serves site_configs/{pipeline.sites}"
         )
     return site, pipeline
+
+
+def foreign_model(weights: str | Path | None) -> dict[str, Any] | None:
+    """Return what weights say of classes, network and preprocessing that no pipeline knows; None for none.
+
+    Those are nnU-Net folders, and weights that were adapted from one, whose card says it.
+
+    Raises:
+        CheckpointError: a file of the folder cannot be read or is not supported.
+    """
+    if weights is None:
+        return None
+    path = user_path(weights)
+    folder = nnunet_folder(path)
+    if folder is not None and path.suffix != ".safetensors":
+        return read_model(folder)
+    card = path.with_suffix(".json")
+    if path.suffix != ".safetensors" or not card.is_file():
+        return None
+    try:
+        content = json.loads(card.read_text(encoding="utf-8"))
+        if content["preprocessing"].get("nnunet") is None:
+            return None
+        return {key: content[key] for key in ("classes", "regions", "channels", "preprocessing", "model")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # what is wrong with the card is said where it is read
 
 
 def _override(config: S, overrides: list[str]) -> S:
@@ -71,8 +108,12 @@ def _override(config: S, overrides: list[str]) -> S:
 
 def _pipeline_of_card(weights: str | Path | None) -> str:
     """Return the pipeline that the card beside the weights names."""
-    card = None if weights is None else user_path(weights).with_suffix(".json")
-    if card is None or not card.is_file():
+    if weights is None:
+        raise ConfigError(
+            "give --site, or --weights and --pipeline: without them nothing says what to look for"
+        )
+    card = user_path(weights).with_suffix(".json")
+    if not card.is_file():
         raise ConfigError("these weights have no card, so give --pipeline or --site")
     try:
         return str(json.loads(card.read_text(encoding="utf-8"))["pipeline"])

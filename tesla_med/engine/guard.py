@@ -25,6 +25,7 @@ from tesla_med.engine.signals import (
     area_change,
     consistency,
     narrowing,
+    stack,
     stack_shape,
     zoomed_mask,
 )
@@ -124,7 +125,7 @@ class Guard:
                 probs = given.get(name)
                 if probs is None:
                     probs = self.method.probabilities(network, images)
-                masks[name] = predicted_class(probs)
+                masks[name] = stack(predicted_class(probs))
                 for zoom in ZOOMS:
                     masks[f"{name}@{zoom}"] = zoomed_mask(self.method, network, images, zoom)
         masks = {name: hidden(mask, fill) for name, mask in masks.items()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
+from tesla_med.augment.warp import as_slices, as_volumes
 from tesla_med.engine.quality import class_agreement, relative
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
@@ -20,9 +21,21 @@ PART = 3
 def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
     """Return the mask (N, H, W) that a network finds in enlarged slices, on the grid of the slices."""
     size = [max(round(zoom * side), 1) for side in images.shape[-2:]]
-    changed = functional.interpolate(images, size, mode="bilinear", antialias=zoom < 1.0)
-    found = method.probabilities(network, changed.clamp_(0.0, 1.0))
-    return predicted_class(functional.interpolate(found, images.shape[-2:], mode="bilinear"))
+    found = method.probabilities(network, _resized(images, size, antialias=zoom < 1.0).clamp_(0.0, 1.0))
+    return stack(predicted_class(_resized(found, list(images.shape[-2:]))))
+
+
+def stack(mask: Tensor) -> Tensor:
+    """Return class indices as slices in order, (N, H, W), of slices or of one volume (1, D, H, W)."""
+    return mask if mask.dim() == 3 else mask.flatten(0, 1)
+
+
+def _resized(images: Tensor, size: list[int], *, antialias: bool = False) -> Tensor:
+    """Return slices, or the slices of volumes, at another size."""
+    volume = images.dim() == 5
+    slices = as_slices(images) if volume else images
+    changed = functional.interpolate(slices, size, mode="bilinear", antialias=antialias)
+    return as_volumes(changed, images.shape[2]) if volume else changed
 
 
 def consistency(

@@ -41,6 +41,14 @@ class Network(nn.Module, ABC):
     def head(self) -> nn.Module:
         """The last layer, from features to logits; frozen by methods that keep the classifier."""
 
+    patch: tuple[int, ...] | None = None
+    """Size of what is learned from at once, where whole images are too large; None: whole images."""
+
+    def whole(self, images: Tensor) -> Tensor:
+        """Predict whole images (N, C, *spatial) in the model's range: logits (N, L, *spatial), float32."""
+        output: Tensor = self(images)
+        return output
+
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:
         """Map (N, C, H, W) with legal H and W to logits (N, L, H, W)."""

@@ -37,6 +37,7 @@ class ModelCard(Record):
     pipeline: str
     channels: int
     classes: tuple[LabelClass, ...]
+    regions: bool = False
     preprocessing: Preprocessing
     model: ModelConfig
     training_sites: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ def make_card(
         pipeline=pipeline.name,
         channels=pipeline.channels,
         classes=pipeline.classes,
+        regions=pipeline.regions,
         preprocessing=pipeline.preprocessing,
         model=pipeline.model,
         training_sites=training_sites,

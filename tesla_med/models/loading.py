@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
+from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError
+from tesla_med.io.files import sha256, sha256_of
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read_card, read_state
 
@@ -40,6 +42,8 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     Raises:
         CheckpointError: unreadable weights, another architecture, or classes that do not fit.
     """
+    if nnunet_folder(path) is not None and path.suffix != ".safetensors":
+        return _load_nnunet(path, pipeline)
     state = read_state(path)
     card = read_card(path)
     if card is None:
@@ -62,6 +66,34 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     model = build_model(resolved)
     load_state(model, state, path)
     return LoadedModel(model, resolved, card, warnings, notes)
+
+
+def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
+    """Return the network of an nnU-Net folder; the pipeline holds what its plans say already."""
+    from tesla_med.models.nnunet_files import read_folds, with_weights
+
+    if pipeline.preprocessing.nnunet is None:
+        raise CheckpointError(f"{path}: an nnU-Net; pipeline {pipeline.name!r} was loaded without its plans")
+    folds = read_folds(path)
+    resolved, state = with_weights(pipeline, folds)
+    model = build_model(resolved)
+    load_state(model, state, path)
+    return LoadedModel(model, resolved, None, ())
+
+
+def weights_sha256(path: Path) -> str:
+    """Return the hash of weights: of one file, or of the plans and checkpoints of an nnU-Net folder.
+
+    Raises:
+        DataError: a file cannot be read.
+        CheckpointError: the folder holds no checkpoint.
+    """
+    if nnunet_folder(path) is None or not path.is_dir():
+        return sha256(path)
+    from tesla_med.models.nnunet_files import read_folds
+
+    folder = nnunet_folder(path) or path
+    return sha256_of([folder / PLANS, folder / DATASET, *(fold.path for fold in read_folds(path))])
 
 
 def weights_path(weights: str | Path | None, site: SiteConfig) -> Path:

@@ -136,10 +136,19 @@ def class_indices(labels: IntArray, pipeline: PipelineConfig) -> IntArray:
 def label_values(probs: npt.NDArray[np.float32], pipeline: PipelineConfig) -> IntArray:
     """Return the label value of the largest probability, (L, I, J, K) -> (I, J, K) uint16.
 
-    Ties go to the lower class index.
+    Ties go to the lower class index. Classes from overlapping regions are painted one after the other where
+    the region's own probability, its share of what is left for it and all before it, is above a half.
     """
     values = np.asarray(pipeline.values, dtype=np.uint16)
-    mask: IntArray = values[probs.argmax(axis=0)]
+    mask: IntArray
+    if not pipeline.regions:
+        mask = values[probs.argmax(axis=0)]
+        return mask
+    mask = np.full(probs.shape[1:], values[0])
+    before = probs[0].copy()
+    for value, inside in zip(values[1:], probs[1:], strict=True):
+        mask[inside > before] = value
+        before += inside
     return mask
 
 

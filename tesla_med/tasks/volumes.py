@@ -17,7 +17,8 @@ from tesla_med.io.files import atomic_path, sha256_of, write_together
 from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
 from tesla_med.prepare.acquisition import acquisition_of, differences
-from tesla_med.prepare.transforms import PreparedCase, Preprocessor
+from tesla_med.prepare.preprocessors import preprocessor_of
+from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
@@ -78,8 +79,7 @@ class Volumes(Task):
 
     def prepare(self) -> None:
         """Get the transforms ready."""
-        classes = len(self.pipeline.classes)
-        self.preprocessor = Preprocessor(self.pipeline.preprocessing, self.site.region, classes)
+        self.preprocessor = preprocessor_of(self.pipeline, self.site.region)
         self._scalings = self.preprocessor.scaled(self.pipeline.scaling.candidates)
 
     # ------------------------------------------------------------ from files to slices

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
 from tesla_med.errors import ConfigError
-from tesla_med.models.base import Network
+from tesla_med.models.base import Network, predicted_class
 from tesla_med.models.normalisation import Statistics, blend_running_statistics, kept_running_statistics
 from tesla_med.registry import Registry
 from tesla_med.tta._mechanics.execution import Execution
@@ -91,6 +91,15 @@ class TTAMethod(Execution, ABC):
         Args:
             images: (N, C, H, W) float32 in [0, 1].
         """
+
+    @property
+    def patch(self) -> tuple[int, ...] | None:
+        """Size of the patches that are learned from, as the network says."""
+        return self.model.patch
+
+    def centres(self, images: Tensor) -> Tensor | None:
+        """Return where the predicting network finds foreground."""
+        return predicted_class(self.probabilities(self.predictor, images)) > 0
 
     # ------------------------------------------------------------ predicting
 

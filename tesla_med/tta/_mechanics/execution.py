@@ -6,7 +6,7 @@ Nothing in this module adapts a network, so a reader who wants to understand a m
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +28,10 @@ from tesla_med.models.normalisation import (
     running_statistics,
 )
 from tesla_med.tta._mechanics.graphs import GraphPool
+
+
+FOREGROUND = 2 / 3
+"""Share of the patches that are drawn about the foreground."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,10 @@ class Execution:
         Args:
             images: (N, C, H, W) slices of one case.
         """
+        patch = self.patch
+        if patch is not None:
+            yield from self._patches(images, patch)
+            return
         count = images.shape[0]
         size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
         if self.params.draw == "replacement":
@@ -142,6 +150,39 @@ class Execution:
         else:
             for start in range(0, count, size):
                 yield images[start : start + size]
+
+    @property
+    def patch(self) -> tuple[int, ...] | None:
+        """What is learned from at once, where whole images are too large for the network; None: they are not."""
+        return None
+
+    def centres(self, images: Tensor) -> Tensor | None:
+        """Return where the foreground is, (N, *spatial) bool, for patches to be drawn about; None: anywhere."""
+        return None
+
+    def _patches(self, images: Tensor, patch: tuple[int, ...]) -> Iterator[Tensor]:
+        """Yield batches of patches, two of three about the foreground where there is some."""
+        count = images.shape[0]
+        size = self.at_most(self.params.batch_slices or count)
+        drawn: int | None = self.params.updates_per_case if self.params.draw == "replacement" else None
+        shape = images.shape[2:]
+        found = self.centres(images)
+        spots = torch.empty(0, len(shape) + 1) if found is None else found.nonzero().cpu()
+        for _ in range(drawn or -(-count // size)):
+            parts = []
+            for about in torch.rand(size, generator=self.generator).tolist():
+                near = len(spots) > 0 and about < FOREGROUND
+                picked = torch.randint(max(len(spots), 1), (1,), generator=self.generator)
+                shares = torch.rand(len(shape) + 1, generator=self.generator).tolist()
+                centre = spots[picked][0].tolist() if near else [int(share * count) for share in shares[:1]]
+                where: list[int | slice] = [int(centre[0])]
+                for axis, (length, side) in enumerate(zip(shape, patch, strict=True)):
+                    room = max(length - side, 0)
+                    low = centre[axis + 1] - side // 2 if near else int(shares[axis + 1] * (room + 1))
+                    low = min(max(int(low), 0), room)
+                    where.append(slice(low, low + side))
+                parts.append(images[(where[0], slice(None), *where[1:])])
+            yield torch.stack(parts)
 
     def updates(self, slices: int) -> int:
         """Return how many batches one pass over a case of ``slices`` slices has."""
@@ -162,17 +203,18 @@ class Execution:
             return torch.autocast(self.context.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
+    def logits(self, model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Return the float32 logits (N, L, *spatial) of (N, C, H, W) images in [0, 1] on the device."""
         inputs = to_model_range(images, self.context.model_range)
         if self.context.device.type == "cuda":
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
+            inputs = inputs.contiguous(memory_format=layout)
         with self.autocast():
             output: Tensor = model(inputs)
         return output.float()
 
     @torch.no_grad()
-    def probabilities(self, model: nn.Module, images: Tensor) -> Tensor:
+    def probabilities(self, model: Network, images: Tensor) -> Tensor:
         """Return the probabilities (N, L, *spatial), on the device of the images.
 
         Args:
@@ -183,7 +225,7 @@ class Execution:
         size = self.at_most(self.context.predict_batch)
         for start in range(0, images.shape[0], size):
             batch = self.to_device(images[start : start + size])
-            part = self.logits(model, batch).softmax(dim=1)
+            part = self.logits(model.whole, batch).softmax(dim=1)
             parts.append(part.cpu() if self.stitch_on_cpu else part)
         return torch.cat(parts).to(images.device)
 

@@ -16,18 +16,24 @@ from tesla_med.models.base import Network
 def head_features(network: Network) -> Iterator[list[Tensor]]:
     """Collect what enters the head, one float32 entry per forward pass, at the size of what leaves it."""
     found: list[Tensor] = []
+    parts: list[Tensor] = []
+    layers = list(network.head) if isinstance(network.head, nn.ModuleList) else [network.head]
 
     def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         features = inputs[0].float()
         if features.shape[2:] != output.shape[2:]:
             features = functional.interpolate(features, output.shape[2:])
-        found.append(features)
+        parts.append(features)
+        if len(parts) == len(layers):  # those of an ensemble are joined
+            found.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
+            parts.clear()
 
-    handle = network.head.register_forward_hook(keep)
+    handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         yield found
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def in_frame_of(logits: Tensor, features: Tensor) -> Tensor:
@@ -37,11 +43,9 @@ def in_frame_of(logits: Tensor, features: Tensor) -> Tensor:
     """
     if logits.dim() == 2:
         return features
-    height, width = logits.shape[2:]
-    features = features[..., :height, :width]
-    if features.shape[2:] != logits.shape[2:]:
-        features = functional.interpolate(features, (height, width))
-    return features
+    size = logits.shape[2:]
+    features = features[(..., *(slice(side) for side in size))]
+    return features if features.shape[2:] == size else functional.interpolate(features, size)
 
 
 def rows(maps: Tensor, positions: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -127,11 +128,12 @@ class _MeanTap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.pixels = features.shape[2] * features.shape[3]
-        return features.view_as(features), features.mean(dim=(2, 3), dtype=torch.float32)
+        ctx.shape = features.shape
+        return features.view_as(features), features.flatten(2).mean(dim=2, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, passed: Tensor, mean: Tensor) -> Tensor:
-        share = (mean / ctx.pixels).to(passed.dtype)
-        gradient: Tensor = passed + share[:, :, None, None]
+        count, channels, *spatial = ctx.shape
+        share = (mean / math.prod(spatial)).to(passed.dtype)
+        gradient: Tensor = passed + share.view(count, channels, *[1] * len(spatial))
         return gradient

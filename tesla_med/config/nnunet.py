@@ -1,0 +1,352 @@
+"""What an nnU-Net v2 model folder says about itself, read from its JSON files without running anything.
+
+A folder is ``nnUNetTrainer__nnUNetPlans__3d_fullres`` with plans.json, dataset.json and ``fold_k/``. What is
+known of its network becomes ``model.params``, of its preprocessing ``preprocessing.nnunet``. Anything that
+is not understood is refused by its name: a mask made with a step left out would look right and be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tesla_med.config.section import Section
+from tesla_med.errors import CheckpointError
+
+PLANS, DATASET = "plans.json", "dataset.json"
+CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
+Z_RANGE = (-3.0, 5.0)
+"""Where z-scores lie, mapped to [0, 1] for augmentation; nothing is clipped in predictions."""
+SCHEMES = {
+    "ZScoreNormalization": "zscore",
+    "CTNormalization": "ct",
+    "NoNormalization": "none",
+    "RescaleTo01Normalization": "rescale",
+    "RGBTo01Normalization": "rgb",
+}
+NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
+RESAMPLING = "resample_data_or_seg_to_shape"
+Axes = tuple[
+    Annotated[int, Field(ge=0, le=2)], Annotated[int, Field(ge=0, le=2)], Annotated[int, Field(ge=0, le=2)]
+]
+
+
+class Resampling(Section):
+    """How arrays are resampled: spline order, and what applies across thick slices.
+
+    ``order_z`` is used along an axis that is resampled apart from the others: where its spacing is more than
+    three times the others', or as ``separate_z`` says.
+    """
+
+    order: int = Field(3, ge=0, le=5)
+    order_z: int = Field(0, ge=0, le=5)
+    separate_z: bool | None = None
+
+
+class ChannelNorm(Section):
+    """How the intensities of one channel are normalised.
+
+    ``zscore`` by mean and standard deviation of the image, inside its nonzero part if ``masked``; ``ct`` clips
+    to ``lower`` and ``upper`` and uses ``mean`` and ``std`` of the training's foreground.
+    """
+
+    scheme: Literal["zscore", "ct", "none", "rescale", "rgb"] = "zscore"
+    masked: bool = False
+    mean: float = 0.0
+    std: float = 1.0
+    lower: float = 0.0
+    upper: float = 1.0
+
+
+class NnunetPreprocessing(Section):
+    """From a volume to what an nnU-Net sees: transpose, crop to nonzero, normalise, resample.
+
+    Axes are those of the file in reverse, (z, y, x), then ``transpose``; ``spacing`` in mm is in that order,
+    of two axes for slices, whose first axis keeps its spacing.
+    """
+
+    transpose: Axes = (0, 1, 2)
+    spacing: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=2, max_length=3)
+    channels: tuple[ChannelNorm, ...] = Field(min_length=1)
+    images: Resampling = Resampling()
+    logits: Resampling = Resampling(order=1)
+
+    @model_validator(mode="after")
+    def _every_axis(self) -> NnunetPreprocessing:
+        if sorted(self.transpose) != [0, 1, 2]:
+            raise ValueError("transpose must hold each of 0, 1 and 2 once")
+        return self
+
+    @property
+    def dimensions(self) -> int:
+        """3 for volumes, 2 for slices."""
+        return len(self.spacing)
+
+
+def nnunet_folder(path: Path) -> Path | None:
+    """Return the model folder that a path means: itself, or that of a fold or a checkpoint in it; else None."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / PLANS).is_file() and (folder / DATASET).is_file():
+            return folder
+    return None
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """Return what the JSON files of a model folder say, as content of a pipeline.
+
+    Raises:
+        CheckpointError: a file cannot be read, or holds what is not supported; it is named.
+    """
+    plans, dataset = _json(path / PLANS), _json(path / DATASET)
+    try:
+        return _content(path, plans, dataset)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{path}: plans.json or dataset.json is not as nnU-Net v2 writes it: {what}"
+        ) from None
+
+
+def folds_of(path: Path) -> list[Path]:
+    """Return the checkpoint of every fold, the final one if there is one, in the order of their numbers.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = []
+    folders = [item for item in path.glob("fold_*") if item.is_dir()]
+    for folder in sorted(folders, key=lambda item: (len(item.name), item.name)):
+        there = [folder / name for name in CHECKPOINTS if (folder / name).is_file()]
+        found += there[:1]
+    if not found:
+        raise CheckpointError(
+            f"{path}: no fold_k/{CHECKPOINTS[0]} or {CHECKPOINTS[1]}; copy the folds of the training into it"
+        )
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected an object, got {type(content).__name__}")
+    return content
+
+
+def _content(path: Path, plans: Mapping[str, Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
+    name = path.name.rpartition("__")[2]
+    config = _configuration(path, plans, name)
+    dimensions = len(config["patch_size"])
+    names = dataset.get("channel_names") or dataset["modality"]
+    channels = len(names)
+    classes, regions = _classes(path, dataset["labels"], dataset.get("regions_class_order"))
+    norms = _norms(path, plans, config, channels)
+    scaled = {item["scheme"] for item in norms} <= {"rescale", "rgb"}
+    params = _network(path, config, dimensions) | {
+        "regions": regions,
+        "patch": config["patch_size"],
+        "mirror": [],
+    }
+    return {
+        "classes": classes,
+        "regions": regions,
+        "channels": channels,
+        "preprocessing": {
+            "model_range": (0.0, 1.0) if scaled else Z_RANGE,
+            "nnunet": {
+                "transpose": plans["transpose_forward"],
+                "spacing": config["spacing"],
+                "channels": norms,
+                "images": _resampling(path, config, "data"),
+                "logits": _resampling(path, config, "probabilities"),
+            },
+        },
+        "model": {"name": "nnunet", "params": params},
+    }
+
+
+def file_ending(path: Path) -> str:
+    """Return the ending of the images that a model was trained on, such as ``.nii.gz``."""
+    ending = _json(path / DATASET).get("file_ending", ".nii.gz")
+    return ending if isinstance(ending, str) else ".nii.gz"
+
+
+def _configuration(path: Path, plans: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a configuration with what it inherits."""
+    every = plans["configurations"]
+    if name not in every:
+        if len(every) != 1:
+            raise CheckpointError(
+                f"{path}: the folder's name ends in {name!r}, which is none of the configurations of its plans: "
+                f"{', '.join(sorted(every))}; name it as nnU-Net does, TRAINER__PLANS__CONFIGURATION"
+            )
+        name = next(iter(every))
+    chain, content = [name], dict(every[name])
+    while "inherits_from" in content:
+        parent = content.pop("inherits_from")
+        if parent in chain:
+            raise CheckpointError(f"{path}: configurations of the plans inherit from each other: {parent}")
+        chain.append(parent)
+        content = {**every[parent], **content}
+    if content.get("previous_stage"):
+        raise CheckpointError(f"{path}: the second stage of a cascade is not supported; use 3d_fullres or 2d")
+    if len(content["patch_size"]) not in (2, 3):
+        raise CheckpointError(f"{path}: patch size {content['patch_size']}: expected two or three axes")
+    known = content.get("preprocessor_name", "DefaultPreprocessor")
+    if known != "DefaultPreprocessor":
+        raise CheckpointError(f"{path}: preprocessor {known!r} is not supported, only DefaultPreprocessor")
+    return content
+
+
+def _classes(
+    path: Path, labels: Mapping[str, Any], order: Sequence[int] | None
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the classes in the order of the network's outputs, and whether they are overlapping regions."""
+    if labels.get("background") != 0:
+        raise CheckpointError(f"{path}: dataset.json has no label 'background' of value 0")
+    parts = {name: value for name, value in labels.items() if name not in ("background", "ignore")}
+    parts = {name: value for name, value in parts.items() if value not in (0, [0])}
+    background = {"value": 0, "name": "background", "color": "#000000"}
+    regions = any(isinstance(value, list) and len(value) > 1 for value in parts.values())
+    if regions:
+        if order is None or len(order) != len(parts):
+            raise CheckpointError(
+                f"{path}: dataset.json has {len(parts)} regions and regions_class_order {order}"
+            )
+        named = list(zip(parts, (int(value) for value in order), strict=True))
+    else:
+        values = {name: int(value[0] if isinstance(value, list) else value) for name, value in parts.items()}
+        named = sorted(values.items(), key=lambda item: item[1])
+        if [value for _, value in named] != list(range(1, len(named) + 1)):
+            raise CheckpointError(f"{path}: labels {sorted(values.values())} are not 1 to {len(named)}")
+    colours = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#fdae6b", "#9ecae1", "#a1d99b", "#bcbddc")
+    foreground = [
+        {"value": value, "name": name, "color": colours[index % len(colours)]}
+        for index, (name, value) in enumerate(named)
+    ]
+    return [background, *foreground], regions
+
+
+def _norms(
+    path: Path, plans: Mapping[str, Any], config: Mapping[str, Any], channels: int
+) -> list[dict[str, Any]]:
+    schemes, masks = config["normalization_schemes"], config["use_mask_for_norm"]
+    if len(schemes) != channels or len(masks) != channels:
+        raise CheckpointError(f"{path}: {channels} channels, but {len(schemes)} normalisations in the plans")
+    result = []
+    for index, (scheme, masked) in enumerate(zip(schemes, masks, strict=True)):
+        if scheme not in SCHEMES:
+            raise CheckpointError(
+                f"{path}: normalisation {scheme!r} of channel {index} is not supported; known: {', '.join(SCHEMES)}"
+            )
+        norm: dict[str, Any] = {"scheme": SCHEMES[scheme], "masked": bool(masked)}
+        if scheme == "CTNormalization":
+            seen = plans["foreground_intensity_properties_per_channel"][str(index)]
+            norm |= {"mean": seen["mean"], "std": seen["std"]}
+            norm |= {"lower": seen["percentile_00_5"], "upper": seen["percentile_99_5"]}
+        result.append(norm)
+    return result
+
+
+def _resampling(path: Path, config: Mapping[str, Any], of: str) -> dict[str, Any]:
+    function = config.get(f"resampling_fn_{of}", RESAMPLING)
+    if function != RESAMPLING:
+        raise CheckpointError(f"{path}: resampling by {function!r} is not supported, only {RESAMPLING}")
+    given = config.get(f"resampling_fn_{of}_kwargs", {})
+    default = {"data": 3, "probabilities": 1}[of]
+    return {
+        "order": given.get("order", default),
+        "order_z": given.get("order_z", 0),
+        "separate_z": given.get("force_separate_z"),
+    }
+
+
+def _network(path: Path, config: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
+    """Return the parameters of the network, of plans of either age."""
+    if "architecture" not in config:
+        return _older_network(path, config)
+    class_name = str(config["architecture"]["network_class_name"])
+    kind = class_name.rpartition(".")[2]
+    if kind not in NETWORKS or not class_name.startswith("dynamic_network_architectures."):
+        raise CheckpointError(
+            f"{path}: network {class_name!r} is not supported; known: {', '.join(NETWORKS)}"
+        )
+    given = dict(config["architecture"]["arch_kwargs"])
+    for name in ("conv_op", "norm_op", "dropout_op", "nonlin", "deep_supervision"):
+        given.setdefault(name, None)
+    expected = f"torch.nn.modules.conv.Conv{dimensions}d"
+    if given.pop("conv_op") != expected:
+        raise CheckpointError(f"{path}: conv_op of the plans is not {expected}, as its patch size asks for")
+    given.pop("deep_supervision")
+    given.pop("dropout_op")  # it has no weights, and is off in prediction and adaptation
+    given.pop("dropout_op_kwargs", None)
+    blocks = given.pop("n_conv_per_stage", None) or given.pop("n_blocks_per_stage", None)
+    params = {
+        "kind": kind,
+        "features": given.pop("features_per_stage"),
+        "kernels": given.pop("kernel_sizes"),
+        "strides": given.pop("strides"),
+        "blocks": blocks,
+        "decoder_blocks": given.pop("n_conv_per_stage_decoder"),
+        "bias": given.pop("conv_bias", False),
+        "norm": _layer(path, given.pop("norm_op"), ("InstanceNorm", "BatchNorm"), dimensions),
+        "norm_options": given.pop("norm_op_kwargs", None) or {},
+        "activation": _layer(
+            path, given.pop("nonlin"), ("LeakyReLU", "ReLU", "ELU", "GELU", "SiLU", "PReLU"), 0
+        ),
+        "activation_options": given.pop("nonlin_kwargs", None) or {},
+        "activation_first": given.pop("nonlin_first", False),
+        "stem": given.pop("stem_channels", None),
+    }
+    stages = given.pop("n_stages", None)
+    unknown = sorted(name for name, value in given.items() if value is not None)
+    if unknown:
+        raise CheckpointError(
+            f"{path}: arguments of the network that are not supported: {', '.join(unknown)}"
+        )
+    for name in ("features", "kernels", "strides", "blocks"):
+        params[name] = params[name] if isinstance(params[name], list) else [params[name]] * stages
+    if not isinstance(params["decoder_blocks"], list):
+        params["decoder_blocks"] = [params["decoder_blocks"]] * (stages - 1)
+    return params
+
+
+def _layer(path: Path, name: str | None, known: tuple[str, ...], dimensions: int) -> str | None:
+    """Return the short name of a layer of torch that is on the list; None where there is none."""
+    if name is None:
+        return None
+    short = name.rpartition(".")[2]
+    base = short.removesuffix(f"{dimensions}d") if dimensions else short
+    if not name.startswith("torch.nn.") or base not in known:
+        raise CheckpointError(
+            f"{path}: layer {name!r} is not supported; known: {', '.join(known)} of torch.nn"
+        )
+    return base
+
+
+def _older_network(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a network from plans that do not spell it out (nnU-Net before 2.4)."""
+    kind = config["UNet_class_name"]
+    if kind not in NETWORKS:
+        raise CheckpointError(f"{path}: network {kind!r} is not supported; known: {', '.join(NETWORKS)}")
+    base, most = config["UNet_base_num_features"], config["unet_max_num_features"]
+    blocks = config["n_conv_per_stage_encoder"]
+    return {
+        "kind": kind,
+        "features": [min(base * 2**stage, most) for stage in range(len(blocks))],
+        "kernels": config["conv_kernel_sizes"],
+        "strides": config["pool_op_kernel_sizes"],
+        "blocks": blocks,
+        "decoder_blocks": config["n_conv_per_stage_decoder"],
+        "bias": True,
+        "norm": "InstanceNorm",
+        "norm_options": {"eps": 1e-5, "affine": True},
+        "activation": "LeakyReLU",
+        "activation_options": {"inplace": True},
+    }

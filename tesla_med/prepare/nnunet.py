@@ -1,0 +1,282 @@
+"""What nnU-Net v2 does to an image before its network sees it, and back: ported, so that masks are the same.
+
+The order is: axes (z, y, x) and the transposition of the plans, crop to the box of what is not zero, normalise,
+resample (Isensee et al., Nature Methods 2021, and nnunetv2 2.8). Back: log-probabilities are resampled, which
+gives the same classes as resampling logits, as both differ by a constant of all classes at each voxel; outside
+the crop there is background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tesla_med.config.models import Intensity, Preprocessing, Region
+from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
+from tesla_med.errors import AdaptationError, ConfigError, DataError
+from tesla_med.prepare.overlapping import exclusive, overlapping
+from tesla_med.prepare.transforms import PreparedCase
+from tesla_med.types import BoolArray, IntArray, Volume
+
+if TYPE_CHECKING:
+    import torch
+
+THICK = 3.0
+"""Ratio of spacings from which on the axis of the largest is resampled apart."""
+LEAST = 1e-8
+Floats = npt.NDArray[np.floating[Any]]
+
+
+@dataclass
+class NnunetCase(PreparedCase):
+    """One case as an nnU-Net sees it; ``images`` are (1, C, D, H, W), or (D, C, H, W) for one of slices."""
+
+    config: NnunetPreprocessing = field(
+        default_factory=lambda: NnunetPreprocessing(spacing=(1, 1), channels=(ChannelNorm(),))
+    )
+    regions: bool = False
+    before: tuple[int, ...] = ()
+    box: tuple[slice, ...] = ()
+    spacing: tuple[float, ...] = ()
+    target: tuple[float, ...] = ()
+
+    def restore(self, probs: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Bring class probabilities back to the native grid.
+
+        Args:
+            probs: (N, L, *spatial), summing to 1 over L, on any device.
+
+        Returns:
+            (L, I, J, K) float32 in file order, summing to 1 over L; outside of the crop background.
+
+        Raises:
+            AdaptationError: another shape than the images', or values that are not finite.
+        """
+        import torch
+
+        expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
+        if tuple(probs.shape) != expected:
+            raise AdaptationError(f"expected probabilities of shape {expected}, got {tuple(probs.shape)}")
+        probs = probs.detach().to("cpu", torch.float32)
+        if not bool(torch.isfinite(probs).all()):
+            raise AdaptationError("the model's probabilities hold values that are not finite")
+        whole = probs[0] if self.config.dimensions == 3 else probs.movedim(0, 1)
+        logs = whole.clamp_min(torch.finfo(torch.float32).tiny).log()
+        if self.regions:
+            logs = overlapping(logs[None])[0]
+        inside = tuple(part.stop - part.start for part in self.box)
+        resampled = resample(logs.numpy(), inside, self.target, self.spacing, self.config.logits)
+        found = torch.from_numpy(resampled)
+        found = exclusive(found[None])[0].exp() if self.regions else found.softmax(dim=0)
+        native = np.zeros((self.num_classes, *self.before), np.float32)
+        native[0] = 1.0
+        native[(slice(None), *self.box)] = found.numpy()
+        back = np.argsort(self.config.transpose)
+        native = native.transpose(0, *(1 + back)).transpose(0, 3, 2, 1)
+        return np.ascontiguousarray(native)
+
+
+class NnunetPreprocessor:
+    """Prepare volumes as the plans of an nnU-Net say.
+
+    Args:
+        preprocessing: has ``nnunet``; of the rest ``model_range`` alone counts.
+        region: must be the whole field, as nnU-Net knows no other.
+        num_classes: number L of classes, background included.
+        regions: whether the classes come from overlapping regions.
+
+    Raises:
+        ConfigError: another region, or a change of preprocessing that means nothing here.
+    """
+
+    def __init__(
+        self, preprocessing: Preprocessing, region: Region, num_classes: int, *, regions: bool
+    ) -> None:
+        if preprocessing.nnunet is None:
+            raise ConfigError("preprocessing.nnunet is missing")
+        if region.kind != "whole":
+            raise ConfigError(
+                f"a region of interest (site.region.kind = {region.kind}) means nothing to an nnU-Net, which looks "
+                "at whole images; --set site.region.kind=whole"
+            )
+        self.preprocessing = preprocessing
+        self.config = preprocessing.nnunet
+        self.num_classes = num_classes
+        self.regions = regions
+
+    def scaled(self, candidates: Iterable[Intensity]) -> dict[str, Any]:
+        """Return nothing: the plans say how intensities are normalised."""
+        return {}
+
+    def __call__(
+        self, volume: Volume, region_mask: BoolArray | None = None, labels: IntArray | None = None
+    ) -> NnunetCase:
+        """Prepare one volume.
+
+        Args:
+            volume: the image on its native grid.
+            region_mask: not used.
+            labels: must be None; training is nnU-Net's.
+
+        Raises:
+            DataError: another number of channels, or intensities that the normalisation cannot take.
+        """
+        import torch
+
+        if labels is not None:
+            raise ConfigError("an nnU-Net is trained with nnU-Net; this pipeline adapts and predicts only")
+        array, config = volume.array, self.config
+        if len(array) != len(config.channels):
+            raise DataError(f"{volume.path}: {len(array)} channels, the model needs {len(config.channels)}")
+        array = array.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in config.transpose))
+        spacing = tuple(volume.spacing[::-1][axis] for axis in config.transpose)
+        nonzero = _filled(array)
+        box = _box(nonzero)
+        before, array, nonzero = array.shape[1:], array[(slice(None), *box)], nonzero[box]
+        array = np.stack(
+            [
+                normalise(values, norm, nonzero, f"{volume.path}: channel {index}")
+                for index, (values, norm) in enumerate(zip(array, config.channels, strict=True))
+            ]
+        )
+        target = (*spacing[: 3 - config.dimensions], *config.spacing)
+        shape = new_shape(array.shape[1:], spacing, target)
+        array = resample(array, shape, spacing, target, config.images)
+        low, high = self.preprocessing.model_range
+        scaled = torch.from_numpy(((array - low) / (high - low)).astype(np.float32))
+        images = scaled[None] if config.dimensions == 3 else scaled.movedim(0, 1)
+        depth = scaled.shape[1]
+        case = NnunetCase(
+            images=images.contiguous(),
+            labels=None,
+            slice_index=tuple(range(depth)),
+            depth=depth,
+            num_classes=self.num_classes,
+            config=config,
+            regions=self.regions,
+        )
+        return replace(case, before=before, box=box, spacing=spacing, target=target)
+
+
+def normalise(values: Floats, norm: ChannelNorm, nonzero: BoolArray, where: str) -> Floats:
+    """Return one channel (D, H, W), cropped to what is not zero, with its intensities normalised.
+
+    Raises:
+        DataError: RGB values outside of 0 to 255.
+    """
+    values = values.astype(np.float32)
+    if norm.scheme == "zscore" and norm.masked:
+        inside = values[nonzero]
+        values[nonzero] = (inside - inside.mean()) / max(inside.std(), LEAST)
+        return values
+    if norm.scheme == "zscore":
+        return np.asarray((values - values.mean()) / max(values.std(), LEAST), np.float32)
+    if norm.scheme == "ct":
+        return np.asarray(
+            (values.clip(norm.lower, norm.upper) - norm.mean) / max(norm.std, LEAST), np.float32
+        )
+    if norm.scheme == "rescale":
+        values = values - values.min()
+        return np.asarray(values / max(values.max(), LEAST), np.float32)
+    if norm.scheme == "rgb":
+        if values.min() < 0 or values.max() > 255:
+            raise DataError(
+                f"{where}: {values.min():g} to {values.max():g}, but the model needs RGB of 0 to 255"
+            )
+        return np.asarray(values / 255.0, np.float32)
+    return values
+
+
+def _filled(array: Floats) -> BoolArray:
+    """Return where any channel of (C, D, H, W) is not zero, and what that encloses."""
+    from scipy.ndimage import binary_fill_holes
+
+    found: BoolArray = binary_fill_holes((array != 0).any(axis=0))
+    return found
+
+
+def _box(mask: BoolArray) -> tuple[slice, ...]:
+    """Return the smallest box around a (D, H, W) mask; the whole where it is empty."""
+    if not mask.any():
+        return tuple(slice(0, size) for size in mask.shape)
+    box = []
+    for axis in range(mask.ndim):
+        there = np.flatnonzero(mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis)))
+        box.append(slice(int(there[0]), int(there[-1]) + 1))
+    return tuple(box)
+
+
+def new_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:
+    """Return the shape of a (D, H, W) grid at another spacing, in mm."""
+    return tuple(
+        max(int(round(old / new * size)), 1) for size, old, new in zip(shape, spacing, target, strict=True)
+    )
+
+
+def axis_apart(spacing: Sequence[float], target: Sequence[float], separate: bool | None) -> int | None:
+    """Return the axis that is resampled apart from the others, or None.
+
+    Args:
+        spacing: of the grid, in mm.
+        target: of the new grid.
+        separate: what the plans say; None: where a spacing is more than ``THICK`` times another.
+    """
+    chosen = None
+    if separate is None:
+        chosen = next((item for item in (spacing, target) if max(item) / min(item) > THICK), None)
+    elif separate:
+        chosen = spacing
+    if chosen is None:
+        return None
+    thickest = [axis for axis, size in enumerate(chosen) if size == max(chosen)]
+    return thickest[0] if len(thickest) == 1 else None
+
+
+def resample(
+    array: Floats, shape: Sequence[int], spacing: Sequence[float], target: Sequence[float], how: Resampling
+) -> npt.NDArray[np.float32]:
+    """Return (C, D, H, W) on a grid of another shape, by splines, edges extended.
+
+    Args:
+        array: what is resampled.
+        shape: of the new grid, (D, H, W).
+        spacing: of the old grid, in mm.
+        target: of the new grid, in mm.
+        how: orders of the splines.
+    """
+    if tuple(array.shape[1:]) == tuple(shape):
+        return np.asarray(array, np.float32)
+    axis = axis_apart(spacing, target, how.separate_z)
+    result = np.empty((len(array), *shape), np.float32)
+    for index, values in enumerate(array):  # one channel at a time: double precision needs memory
+        result[index] = _resized(values, tuple(shape), axis, how)
+    return result
+
+
+def _resized(values: Floats, shape: tuple[int, ...], axis: int | None, how: Resampling) -> Floats:
+    from scipy.ndimage import map_coordinates
+    from skimage.transform import resize
+
+    options = {"mode": "edge", "anti_aliasing": False, "preserve_range": True}
+    values = values.astype(np.float64)
+    if axis is None:
+        return np.asarray(resize(values, shape, how.order, **options))
+    plane = tuple(size for other, size in enumerate(shape) if other != axis)
+    slices = [resize(item, plane, how.order, **options) for item in np.moveaxis(values, axis, 0)]
+    stack = np.stack(slices, axis=axis)
+    if stack.shape[axis] == shape[axis]:
+        return stack
+    ratio = stack.shape[axis] / shape[axis]
+    positions = ratio * (np.arange(shape[axis]) + 0.5) - 0.5
+    if how.order_z == 0:  # the nearest slice, chosen by the library that nnU-Net asks, ties included
+        index = map_coordinates(
+            np.arange(stack.shape[axis], dtype=float), positions[None], order=0, mode="nearest"
+        )
+        return np.take(stack, index.astype(int), axis=axis)
+    grid = np.meshgrid(*[np.arange(size, dtype=float) for size in shape], indexing="ij")
+    grid[axis] = np.moveaxis(np.broadcast_to(positions, (*plane, shape[axis])), -1, axis)
+    return np.asarray(map_coordinates(stack, np.array(grid), order=how.order_z, mode="nearest"))

@@ -1,0 +1,19 @@
+"""Which preprocessing a pipeline asks for: slices of a size and a range, or that of somebody else's model."""
+
+from __future__ import annotations
+
+from tesla_med.config.models import PipelineConfig, Region
+from tesla_med.prepare.nnunet import NnunetPreprocessor
+from tesla_med.prepare.transforms import Preprocessor
+
+
+def preprocessor_of(pipeline: PipelineConfig, region: Region) -> Preprocessor | NnunetPreprocessor:
+    """Return what prepares the volumes of a site.
+
+    Raises:
+        ConfigError: the region means nothing to the model.
+    """
+    classes = len(pipeline.classes)
+    if pipeline.preprocessing.nnunet is not None:
+        return NnunetPreprocessor(pipeline.preprocessing, region, classes, regions=pipeline.regions)
+    return Preprocessor(pipeline.preprocessing, region, classes)
