@@ -80,7 +80,7 @@ def as_slices(volumes: Tensor) -> Tensor:
 
 def as_volumes(slices: Tensor, depth: int) -> Tensor:
     """Return the volumes (N, C, D, H, W) of which :func:`as_slices` gave the slices."""
-    return slices.unflatten(0, (-1, depth)).transpose(1, 2)
+    return slices.reshape(-1, depth, *slices.shape[1:]).transpose(1, 2)
 
 
 def normalise(probs: Tensor) -> Tensor:

@@ -30,9 +30,8 @@ SCHEMES = {
 }
 NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
 RESAMPLING = "resample_data_or_seg_to_shape"
-Axes = tuple[
-    Annotated[int, Field(ge=0, le=2)], Annotated[int, Field(ge=0, le=2)], Annotated[int, Field(ge=0, le=2)]
-]
+_Axis = Annotated[int, Field(ge=0, le=2)]
+Axes = tuple[_Axis, _Axis, _Axis]
 
 
 class Resampling(Section):
@@ -50,8 +49,8 @@ class Resampling(Section):
 class ChannelNorm(Section):
     """How the intensities of one channel are normalised.
 
-    ``zscore`` by mean and standard deviation of the image, inside its nonzero part if ``masked``; ``ct`` clips
-    to ``lower`` and ``upper`` and uses ``mean`` and ``std`` of the training's foreground.
+    ``zscore`` by mean and standard deviation of the image, inside its nonzero part if ``masked``; ``ct``
+    clips to ``lower`` and ``upper`` and uses ``mean`` and ``std`` of the training's foreground.
     """
 
     scheme: Literal["zscore", "ct", "none", "rescale", "rgb"] = "zscore"
@@ -88,7 +87,7 @@ class NnunetPreprocessing(Section):
 
 
 def nnunet_folder(path: Path) -> Path | None:
-    """Return the model folder that a path means: itself, or that of a fold or a checkpoint in it; else None."""
+    """Return the model folder that a path means: itself, or that around a fold or a checkpoint; else None."""
     for folder in (path, path.parent, path.parent.parent):
         if (folder / PLANS).is_file() and (folder / DATASET).is_file():
             return folder
@@ -183,8 +182,8 @@ def _configuration(path: Path, plans: Mapping[str, Any], name: str) -> dict[str,
     if name not in every:
         if len(every) != 1:
             raise CheckpointError(
-                f"{path}: the folder's name ends in {name!r}, which is none of the configurations of its plans: "
-                f"{', '.join(sorted(every))}; name it as nnU-Net does, TRAINER__PLANS__CONFIGURATION"
+                f"{path}: the folder's name ends in {name!r}, which is none of the configurations of "
+                f"its plans: {', '.join(sorted(every))}; name it TRAINER__PLANS__CONFIGURATION"
             )
         name = next(iter(every))
     chain, content = [name], dict(every[name])
@@ -243,7 +242,8 @@ def _norms(
     for index, (scheme, masked) in enumerate(zip(schemes, masks, strict=True)):
         if scheme not in SCHEMES:
             raise CheckpointError(
-                f"{path}: normalisation {scheme!r} of channel {index} is not supported; known: {', '.join(SCHEMES)}"
+                f"{path}: normalisation {scheme!r} of channel {index} is not supported; "
+                f"known: {', '.join(SCHEMES)}"
             )
         norm: dict[str, Any] = {"scheme": SCHEMES[scheme], "masked": bool(masked)}
         if scheme == "CTNormalization":

@@ -2,14 +2,15 @@
 
 Plain convolutional U-Net (Isensee et al., Nature Methods 2021) and the one with a residual encoder (Isensee
 et al., nnU-Net Revisited, MICCAI 2024), in two or three dimensions. Several folds are an ensemble: the mean
-of their logits. Overlapping regions become classes that exclude each other (see :func:`tesla_med.prepare.overlapping.exclusive`).
+of their logits. Overlapping regions become classes that exclude each other
+(see :func:`tesla_med.prepare.overlapping.exclusive`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -298,8 +299,8 @@ class Nnunet(Network):
             return self.logits(images)
         pads = [item for pad in reversed(missing) for item in (0, pad)]
         found = self.logits(functional.pad(images, pads, mode="replicate"))
-        inside: Tensor = found[(..., *(slice(size) for size in shape))]
-        return inside
+        inside: Any = (..., *(slice(size) for size in shape))
+        return found[inside]
 
     def whole(self, images: Tensor) -> Tensor:
         """Predict whole images (N, C, *spatial) in tiles of the patch, as nnU-Net does; keeps no gradient.

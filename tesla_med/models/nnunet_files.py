@@ -110,7 +110,7 @@ def with_weights(pipeline: PipelineConfig, folds: list[Fold]) -> tuple[PipelineC
     for fold in folds[1:]:
         if (fold.mirror, fold.batch_norm) != (first.mirror, first.batch_norm):
             raise CheckpointError(
-                f"{fold.path}: another network than {first.path} (norm or mirroring): not folds of one training"
+                f"{fold.path}: not a fold of the training of {first.path}: other norms or mirroring"
             )
     params = {**pipeline.model.params, "folds": len(folds), "mirror": list(first.mirror)}
     if first.batch_norm and params.get("norm") != "BatchNorm":  # by the trainer, which the plans do not say
@@ -127,8 +127,8 @@ def with_weights(pipeline: PipelineConfig, folds: list[Fold]) -> tuple[PipelineC
 def write_folder(source: Path, target: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Write a model folder with other weights, which nnU-Net's own predictor reads.
 
-    Plans and dataset.json are copied, every fold is written as ``checkpoint_final.pth`` under the names of the
-    source, and ``tesla_med.json`` says where the weights come from.
+    Plans and dataset.json are copied, every fold is written as ``checkpoint_final.pth`` under the names of
+    the source, and ``tesla_med.json`` says where the weights come from.
 
     Args:
         source: what the weights were read from: a model folder, a fold or a checkpoint of it.

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,8 @@ def tiled(
     pads = [item for total, low in zip(missing, before, strict=True) for item in (total - low, low)]
     padded = functional.pad(images, pads[::-1]) if any(missing) else images
     found = _stitched(network, padded, tuple(patch), mirror)
-    return found[(..., *(slice(low, low + size) for low, size in zip(before, shape, strict=True)))]
+    inside: Any = (..., *(slice(low, low + size) for low, size in zip(before, shape, strict=True)))
+    return found[inside]
 
 
 def _stitched(

@@ -1,9 +1,9 @@
 """What nnU-Net v2 does to an image before its network sees it, and back: ported, so that masks are the same.
 
-The order is: axes (z, y, x) and the transposition of the plans, crop to the box of what is not zero, normalise,
-resample (Isensee et al., Nature Methods 2021, and nnunetv2 2.8). Back: log-probabilities are resampled, which
-gives the same classes as resampling logits, as both differ by a constant of all classes at each voxel; outside
-the crop there is background.
+The order is: axes (z, y, x) and the transposition of the plans, crop to the box of what is not zero,
+normalise, resample (Isensee et al., Nature Methods 2021, and nnunetv2 2.8). Back: log-probabilities are
+resampled, which gives the same classes as resampling logits, as both differ by a constant of all classes at
+each voxel; outside the crop there is background.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class NnunetCase(PreparedCase):
         found = exclusive(found[None])[0].exp() if self.regions else found.softmax(dim=0)
         native = np.zeros((self.num_classes, *self.before), np.float32)
         native[0] = 1.0
-        native[(slice(None), *self.box)] = found.numpy()
+        inside_box = (slice(None), *self.box)
+        native[inside_box] = found.numpy()
         back = np.argsort(self.config.transpose)
         native = native.transpose(0, *(1 + back)).transpose(0, 3, 2, 1)
         return np.ascontiguousarray(native)
@@ -100,8 +101,8 @@ class NnunetPreprocessor:
             raise ConfigError("preprocessing.nnunet is missing")
         if region.kind != "whole":
             raise ConfigError(
-                f"a region of interest (site.region.kind = {region.kind}) means nothing to an nnU-Net, which looks "
-                "at whole images; --set site.region.kind=whole"
+                f"a region of interest (site.region.kind = {region.kind}) means nothing to an nnU-Net, which "
+                "looks at whole images; --set site.region.kind=whole"
             )
         self.preprocessing = preprocessing
         self.config = preprocessing.nnunet
@@ -136,7 +137,8 @@ class NnunetPreprocessor:
         spacing = tuple(volume.spacing[::-1][axis] for axis in config.transpose)
         nonzero = _filled(array)
         box = _box(nonzero)
-        before, array, nonzero = array.shape[1:], array[(slice(None), *box)], nonzero[box]
+        inside = (slice(None), *box)
+        before, array, nonzero = array.shape[1:], array[inside], nonzero[box]
         array = np.stack(
             [
                 normalise(values, norm, nonzero, f"{volume.path}: channel {index}")
@@ -213,7 +215,7 @@ def _box(mask: BoolArray) -> tuple[slice, ...]:
 def new_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:
     """Return the shape of a (D, H, W) grid at another spacing, in mm."""
     return tuple(
-        max(int(round(old / new * size)), 1) for size, old, new in zip(shape, spacing, target, strict=True)
+        max(round(float(old / new * size)), 1) for size, old, new in zip(shape, spacing, target, strict=True)
     )
 
 
@@ -276,7 +278,7 @@ def _resized(values: Floats, shape: tuple[int, ...], axis: int | None, how: Resa
         index = map_coordinates(
             np.arange(stack.shape[axis], dtype=float), positions[None], order=0, mode="nearest"
         )
-        return np.take(stack, index.astype(int), axis=axis)
-    grid = np.meshgrid(*[np.arange(size, dtype=float) for size in shape], indexing="ij")
+        return np.asarray(np.take(stack, index.astype(int), axis=axis))
+    grid = list(np.meshgrid(*[np.arange(size, dtype=float) for size in shape], indexing="ij"))
     grid[axis] = np.moveaxis(np.broadcast_to(positions, (*plane, shape[axis])), -1, axis)
     return np.asarray(map_coordinates(stack, np.array(grid), order=how.order_z, mode="nearest"))

@@ -29,7 +29,7 @@ def exclusive(outputs: Tensor) -> Tensor:
 
 
 def overlapping(logs: Tensor) -> Tensor:
-    """Return the outputs (N, R, *spatial) of regions whose classes have these log-probabilities (N, 1 + R, ...)."""
+    """Return the outputs (N, R, *spatial) of regions from the log-probabilities (N, 1 + R, *spatial)."""
     import torch
 
     before = torch.logcumsumexp(logs, dim=1)[:, :-1]  # of all classes that are painted earlier

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from tesla_med.config.models import PipelineConfig, Region
 from tesla_med.prepare.nnunet import NnunetPreprocessor
 from tesla_med.prepare.transforms import Preprocessor
 
+AnyPreprocessor: TypeAlias = Preprocessor | NnunetPreprocessor
 
-def preprocessor_of(pipeline: PipelineConfig, region: Region) -> Preprocessor | NnunetPreprocessor:
+
+def preprocessor_of(pipeline: PipelineConfig, region: Region) -> AnyPreprocessor:
     """Return what prepares the volumes of a site.
 
     Raises:

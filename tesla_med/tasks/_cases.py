@@ -19,7 +19,7 @@ from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
 from tesla_med.prepare.fill import find_fill
-from tesla_med.prepare.transforms import Preprocessor
+from tesla_med.prepare.preprocessors import AnyPreprocessor
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
@@ -183,7 +183,7 @@ def count_cases(
         yield from pool.map(count, cases)
 
 
-def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: Preprocessor) -> Check:
+def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: AnyPreprocessor) -> Check:
     """Read image, region mask and reference of a case, and say what fits and what does not."""
     try:
         volume = read_case(case, site)

@@ -28,10 +28,7 @@ from tesla_med.models.normalisation import (
     running_statistics,
 )
 from tesla_med.tta._mechanics.graphs import GraphPool
-
-
-FOREGROUND = 2 / 3
-"""Share of the patches that are drawn about the foreground."""
+from tesla_med.tta._mechanics.patches import drawn_patches
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,11 @@ class Execution:
         """
         patch = self.patch
         if patch is not None:
-            yield from self._patches(images, patch)
+            found = self.centres(images)
+            spots = torch.empty(0, images.dim() - 1) if found is None else found.nonzero().cpu()
+            size = self.at_most(self.params.batch_slices or images.shape[0])
+            for _ in range(self.updates(images.shape[0])):
+                yield drawn_patches(images, patch, size, spots, self.generator)
             return
         count = images.shape[0]
         size = self.at_most(count if self.params.batch_slices is None else self.params.batch_slices)
@@ -153,36 +154,12 @@ class Execution:
 
     @property
     def patch(self) -> tuple[int, ...] | None:
-        """What is learned from at once, where whole images are too large for the network; None: they are not."""
+        """Size of what is learned from at once; None: whole images."""
         return None
 
     def centres(self, images: Tensor) -> Tensor | None:
-        """Return where the foreground is, (N, *spatial) bool, for patches to be drawn about; None: anywhere."""
+        """Return where the foreground is, (N, *spatial) bool, for patches; None: nowhere in particular."""
         return None
-
-    def _patches(self, images: Tensor, patch: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield batches of patches, two of three about the foreground where there is some."""
-        count = images.shape[0]
-        size = self.at_most(self.params.batch_slices or count)
-        drawn: int | None = self.params.updates_per_case if self.params.draw == "replacement" else None
-        shape = images.shape[2:]
-        found = self.centres(images)
-        spots = torch.empty(0, len(shape) + 1) if found is None else found.nonzero().cpu()
-        for _ in range(drawn or -(-count // size)):
-            parts = []
-            for about in torch.rand(size, generator=self.generator).tolist():
-                near = len(spots) > 0 and about < FOREGROUND
-                picked = torch.randint(max(len(spots), 1), (1,), generator=self.generator)
-                shares = torch.rand(len(shape) + 1, generator=self.generator).tolist()
-                centre = spots[picked][0].tolist() if near else [int(share * count) for share in shares[:1]]
-                where: list[int | slice] = [int(centre[0])]
-                for axis, (length, side) in enumerate(zip(shape, patch, strict=True)):
-                    room = max(length - side, 0)
-                    low = centre[axis + 1] - side // 2 if near else int(shares[axis + 1] * (room + 1))
-                    low = min(max(int(low), 0), room)
-                    where.append(slice(low, low + side))
-                parts.append(images[(where[0], slice(None), *where[1:])])
-            yield torch.stack(parts)
 
     def updates(self, slices: int) -> int:
         """Return how many batches one pass over a case of ``slices`` slices has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,8 @@ def in_frame_of(logits: Tensor, features: Tensor) -> Tensor:
     if logits.dim() == 2:
         return features
     size = logits.shape[2:]
-    features = features[(..., *(slice(side) for side in size))]
+    inside: Any = (..., *(slice(side) for side in size))
+    features = features[inside]
     return features if features.shape[2:] == size else functional.interpolate(features, size)
 
 

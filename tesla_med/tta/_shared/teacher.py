@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
+from tesla_med.models.base import Network
 from tesla_med.tta._mechanics.execution import Execution
 
 M = TypeVar("M", bound=nn.Module)
@@ -126,7 +127,7 @@ def average_over_views(
     return warp.normalise(total)
 
 
-def view_mean(method: Execution, model: nn.Module, images: Tensor) -> Tensor:
+def view_mean(method: Execution, model: Network, images: Tensor) -> Tensor:
     """Return the mean probabilities of a prediction over ``predict_views`` weak views (Eq. 5).
 
     The views are the same at every call.
