@@ -27,7 +27,9 @@ SITES = {
     for site, path in site_files(folder, ROOTS).items()
 }
 EVERY_PIPELINE = pytest.mark.parametrize("name", PIPELINES)
-EVERY_SITE = pytest.mark.parametrize("name", SITES)
+OF_ANY = {name for name in SITES if not load_site(name, roots=ROOTS).institution}
+"""Sites that stand for any images, so that nothing is known of them."""
+EVERY_SITE = pytest.mark.parametrize("name", [name for name in SITES if name not in OF_ANY])
 
 
 def test_there_are_files():
@@ -124,6 +126,15 @@ def test_sites_load(name):
     assert site.citation
     assert site.scanner.sequence
     assert all(site.files.image)
+
+
+@pytest.mark.parametrize("name", sorted(OF_ANY))
+def test_a_site_of_any_images_takes_them_all_and_says_nothing_else(name):
+    site = load_site(name, roots=ROOTS)
+    assert site.description
+    assert site == SiteConfig(
+        id=site.id, pipeline=site.pipeline, institution="", description=site.description, files={"image": "*"}
+    )
 
 
 @EVERY_SITE
