@@ -156,6 +156,7 @@ class Plan:
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""
+        from tesla_med.models.loading import is_foreign
         from tesla_med.runs.weights import Chain
 
         about = {
@@ -165,7 +166,8 @@ class Plan:
             "seed": self.seed,
         }
         pipeline = self.pipeline if unit is None else self.task.as_scaled(unit)
-        return Chain(folder, pipeline, self.card, self.weights_sha256, about, self.task.links)
+        origin = self.weights if is_foreign(self.weights) and pipeline.own_form else None
+        return Chain(folder, pipeline, self.card, self.weights_sha256, about, self.task.links, origin)
 
     def ledger(self, folder: RunFolder, *, independent: bool) -> Ledger:
         """Return the ledger of the run; ``independent``: units do not depend on each other."""

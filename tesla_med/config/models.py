@@ -234,6 +234,9 @@ class PipelineConfig(Section):
     recalibrate: bool = Field(
         False, description="temperature of the probabilities, chosen without labels; masks stay as they are"
     )
+    own_form: bool = Field(
+        True, description="write adapted weights of somebody else's model in its own form, too"
+    )
     cuda_graphs: bool = Field(True, description="on a CUDA device, replay captured passes")
     reports: tuple[str, ...] | None = Field(None, description="names of reports; none: those of the task")
     report: ReportConfig = ReportConfig()

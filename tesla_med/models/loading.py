@@ -42,7 +42,7 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     Raises:
         CheckpointError: unreadable weights, another architecture, or classes that do not fit.
     """
-    if nnunet_folder(path) is not None and path.suffix != ".safetensors":
+    if is_foreign(path):
         return _load_nnunet(path, pipeline)
     state = read_state(path)
     card = read_card(path)
@@ -79,6 +79,11 @@ def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
     model = build_model(resolved)
     load_state(model, state, path)
     return LoadedModel(model, resolved, None, ())
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether weights are part of the folder of somebody else's model."""
+    return nnunet_folder(path) is not None and path.suffix != ".safetensors"
 
 
 def weights_sha256(path: Path) -> str:

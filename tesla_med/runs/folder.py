@@ -38,6 +38,11 @@ PARTS = (
 )
 
 
+def their_form(path: Path) -> Path:
+    """Return the folder in which the weights at ``path`` lie in the form of the source model."""
+    return path.with_suffix(".model")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run. ``names`` in the methods are case names, sub-folders included."""
@@ -280,13 +285,27 @@ class RunFolder:
             raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from None
 
     def remove_weights(self, path: Path) -> None:
-        """Remove weights and the card beside them.
+        """Remove weights, the card beside them, and their copy in the form of the source model.
 
         Raises:
             OutputError: a file cannot be removed.
         """
         for item in (path, path.with_suffix(".json")):
             self.remove(item)
+        self.remove_copy(path)
+
+    def remove_copy(self, path: Path) -> None:
+        """Remove the copy of weights in the form of the source model, if there is one.
+
+        Raises:
+            OutputError: a file cannot be removed.
+        """
+        folder = their_form(path)
+        try:
+            if folder.is_dir():
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be removed: {error.strerror or error}") from error
 
     def write_manifest(
         self, settings: Mapping[str, Any], manifest: Mapping[str, Any], *, complete: bool

@@ -13,7 +13,8 @@ from torch import nn
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import atomic_path, sha256
 from tesla_med.models.checkpoint import ModelCard, make_card, save_checkpoint
-from tesla_med.runs.folder import RunFolder
+from tesla_med.models.nnunet_files import write_folder
+from tesla_med.runs.folder import RunFolder, their_form
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Chain:
         source_sha256: their hash.
         about: what the card says of the run: site, method, protocol, seed.
         links: whether the cards name the cases that the weights have seen, and their parent.
+        origin: somebody else's model that the weights were read from, in whose form they are written too; or
+            None.
     """
 
     folder: RunFolder
@@ -35,6 +38,7 @@ class Chain:
     source_sha256: str
     about: Mapping[str, Any]
     links: bool
+    origin: Path | None = None
 
     def save(
         self,
@@ -69,6 +73,8 @@ class Chain:
         sites = self.source.training_sites if self.source is not None else ()
         acquisition = self.source.acquisition if self.source is not None else None
         save_checkpoint(path, network, make_card(self.pipeline, sites, extra, acquisition))
+        if self.origin is not None and path != self.folder.after(name):
+            write_folder(self.origin, their_form(path), network.state_dict(), extra)
 
     def _parent(self, earlier: Sequence[str]) -> str:
         """Return the hash of the weights after the last of the earlier units, or of the source."""
@@ -91,6 +97,7 @@ def go_back(folder: RunFolder, names: Sequence[str], kept: int) -> Path | None:
     files = [folder.after(name) for name in names]
     last = next((path for path in reversed(files[:kept]) if path.is_file()), None)
     current = folder.checkpoint("adapted")
+    folder.remove_copy(current)
     if last is not None:
         for suffix in (".safetensors", ".json"):
             source, target = last.with_suffix(suffix), current.with_suffix(suffix)
