@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from tesla_med.actions.describing import describe
 from tesla_med.actions.forecast import NOTHING, Forecast, Sample, forecast, read_timed
 from tesla_med.actions.usage import resident
 from tesla_med.plan import Plan
@@ -22,6 +24,7 @@ class Estimate:
         forecast: time and memory.
         units: how many units go through the network.
         batch: images in a batch.
+        model: what was understood of it, in words by heading.
     """
 
     cases: tuple[ItemEstimate, ...]
@@ -30,6 +33,7 @@ class Estimate:
     forecast: Forecast
     units: int = 0
     batch: int = 0
+    model: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def problems(self) -> int:
@@ -53,11 +57,11 @@ def estimate(plan: Plan, progress: Progress = lambda *_: None) -> Estimate:
     rows.sort(key=lambda row: order[row.case])
     images = sample.images
     if images is None:
-        return Estimate(tuple(rows), _region(plan), None, NOTHING, len(plan.refs))
+        return Estimate(tuple(rows), _region(plan), None, NOTHING, len(plan.refs), model=describe(plan))
     shape = tuple(int(side) for side in images.shape[2:])
     batch = plan.params(plan.method).batch_slices or len(images)
     found = forecast(plan, sample, base, units=len(sample.counts), progress=progress)
-    return Estimate(tuple(rows), _region(plan), shape, found, len(plan.refs), batch)
+    return Estimate(tuple(rows), _region(plan), shape, found, len(plan.refs), batch, describe(plan))
 
 
 def _region(plan: Plan) -> str:

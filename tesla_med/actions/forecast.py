@@ -23,6 +23,7 @@ from tesla_med.engine.signals import ZOOMS
 from tesla_med.models.base import norm_layers
 from tesla_med.plan import Plan
 from tesla_med.prepare.stream import SLICE_CACHE_BYTES, read_ahead
+from tesla_med.tta._mechanics.patches import drawn_patches
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Failure, Progress, Ref, Unit
 
@@ -222,6 +223,9 @@ class _Meter:
                 method.logits(method.model, leaf).sum().backward()  # type: ignore[no-untyped-call]
 
         images = self.images[torch.arange(count) % len(self.images)]
+        if method.patch is not None:
+            nowhere, generator = torch.empty(0, images.dim() - 1), torch.Generator().manual_seed(0)
+            images = drawn_patches(self.images, method.patch, count, nowhere, generator)
         update(images[: self._few(0, count)])  # warms up, makes gradients and moments
         repeats = 4 if self.plan.device.type == "cuda" else 2  # graphs are captured on the way
         seconds, grown = self._timed(lambda: update(images), repeats=repeats)

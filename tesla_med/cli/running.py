@@ -233,6 +233,8 @@ def _dry_run(screen: Screen, plan: Any) -> int:
     screen.remarks(((item.case, text) for item in result.cases for text in item.notes), task.item)
     screen.say(f"{len(items.names)} {task.item}s in {items.folder}, {not_used(items.skipped)}")
     screen.say(f"Region: {result.region}; method {plan.method}, protocol {plan.protocol}, reset {plan.reset}")
+    for heading, text in result.model.items():
+        screen.say(f"{heading.capitalize()}: {text}")
     if overview:
         screen.say(f"{result.units} batches of at most {result.batch}")
     for line in sentences(plan, result.forecast):
@@ -245,6 +247,7 @@ def _dry_run(screen: Screen, plan: Any) -> int:
         "method": plan.method,
         "protocol": plan.protocol,
         "region": result.region,
+        "model": dict(result.model),
         **figures(result.forecast),
         "cases": [vars(item) for item in result.cases],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,6 +48,11 @@ class Network(nn.Module, ABC):
         """Predict whole images (N, C, *spatial) in the model's range: logits (N, L, *spatial), float32."""
         output: Tensor = self(images)
         return output
+
+    @property
+    def encoder(self) -> Sequence[nn.Module]:
+        """The parts that turn images into features; empty where a network does not tell them apart."""
+        return ()
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:

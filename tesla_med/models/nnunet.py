@@ -280,6 +280,11 @@ class Nnunet(Network):
         heads = [fold.head for fold in self._folds()]
         return heads[0] if len(heads) == 1 else nn.ModuleList(heads)
 
+    @property
+    def encoder(self) -> Sequence[nn.Module]:
+        """The encoder of every fold."""
+        return [fold.encoder for fold in self._folds()]
+
     def _folds(self) -> list[_Fold]:
         return [fold for fold in self.folds if isinstance(fold, _Fold)]
 

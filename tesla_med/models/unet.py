@@ -8,6 +8,7 @@ concatenation, halved middle width; 1x1 head. State dict keys are those of the r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -156,6 +157,11 @@ class UNet(Network):
     def build(cls, params: UNetParams, channels: int, classes: int) -> UNet:
         """Return a new U-Net."""
         return cls(channels, classes, params.width, params.norm)
+
+    @property
+    def encoder(self) -> Sequence[nn.Module]:
+        """The way down."""
+        return (self.inc, self.down1, self.down2, self.down3, self.down4)
 
     @property
     def head(self) -> nn.Module:

@@ -137,7 +137,7 @@ class Volumes(Task):
     def expected(self, ref: Ref, unit: Unit | None, problem: str) -> list[ItemEstimate]:
         """Return grid and number of slices of a case."""
         shape = None if unit is None else unit.content.volume.shape
-        count = 0 if unit is None or unit.images is None else unit.images.shape[0]
+        count = 0 if unit is None or unit.images is None else len(unit.content.prepared.slice_index)
         notes = () if unit is None else unit.notes
         return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem, notes)]
 

@@ -37,7 +37,7 @@ from tesla_med.models.normalisation import (
     copied,
     running_statistics,
 )
-from tesla_med.tta._mechanics.parameters import clip_each, relative_size
+from tesla_med.tta._mechanics.parameters import choose, clip_each, relative_size
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
 from tesla_med.tta._shared.passes import NetworkPass, Output
@@ -71,6 +71,10 @@ class TeSLAParams(AugmentationParams, MethodParams):
         "uniform",
         description="class shares towards which the marginal is pulled: equal ones, the teacher's running "
         "ones, or those that the source model gives a batch under the batch's own normalisation statistics",
+    )
+    adapt: Literal["all", "encoder", "norms"] = Field(
+        "all",
+        description="what the student learns, the head never: all, the encoder, scale and shift of norms",
     )
     freeze_norm_affine: bool = False
     reliability: float = Field(
@@ -154,7 +158,7 @@ class TeSLA(AugmentedMethod):
         self.class_shares: Tensor | None = None
 
     def _choose_parameters(self) -> None:
-        self.student.requires_grad_(True)
+        choose(self.student, self.params.adapt, self.name)
         self.student.head.requires_grad_(False)
         if self.params.freeze_norm_affine:
             for layer in norm_layers(self.student):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -50,6 +52,34 @@ def all_but_head(model: Network, method: str) -> list[nn.Parameter]:
             f"method {method!r} adapts every parameter but the head's, but the model has 0 (it is all head)"
         )
     return found
+
+
+def choose(model: Network, which: Literal["all", "encoder", "norms"], method: str) -> None:
+    """Let the named parameters of a network learn, and no others.
+
+    Args:
+        model: any network.
+        which: every parameter, those of its encoder, or scale and shift of its norm layers.
+        method: the name of the method, for the error.
+
+    Raises:
+        AdaptationError: there are none.
+    """
+    if which == "all":
+        model.requires_grad_(True)
+        return
+    model.requires_grad_(False)
+    if which == "norms":
+        for item in norm_affine(model, method):
+            item.requires_grad_(True)
+        return
+    if not model.encoder:
+        raise AdaptationError(
+            f"method {method!r} is to adapt the encoder, but the network does not say what its encoder is; "
+            f"--set methods.{method}.adapt=all or norms"
+        )
+    for part in model.encoder:
+        part.requires_grad_(True)
 
 
 def require_norm_layers(model: nn.Module, method: str, *, affine: bool = False) -> None:
