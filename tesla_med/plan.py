@@ -253,7 +253,9 @@ def resolve_request(request: RunRequest) -> Resolved:
     """
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
-    site, pipeline = resolve(request.site, request.pipeline, request.texts, request.weights)
+    site, pipeline = resolve(
+        *(request.site, request.pipeline, request.texts, request.weights), trust_code=request.trust_code
+    )
     task = task_of(pipeline)(site, pipeline, wanted=request.wanted)
     asked = {
         "guard": pipeline.guard.enabled,

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
+from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder
 from tesla_med.config.paths import user_path
@@ -44,6 +48,8 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     """
     if nnunet_folder(path) is not None and path.suffix != ".safetensors":
         return _load_nnunet(path, pipeline)
+    if bundle_folder(path) is not None and path.suffix != ".safetensors":
+        return _load_bundle(path, pipeline)
     state = read_state(path)
     card = read_card(path)
     if card is None:
@@ -81,13 +87,29 @@ def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
     return LoadedModel(model, resolved, None, ())
 
 
+def _load_bundle(path: Path, pipeline: PipelineConfig) -> LoadedModel:
+    """Return the network of a MONAI bundle; the pipeline holds what its configuration says already."""
+    if pipeline.preprocessing.bundle is None:
+        raise CheckpointError(
+            f"{path}: a MONAI bundle; pipeline {pipeline.name!r} was loaded without its configuration"
+        )
+    model, weights = build_model(pipeline), weights_of(path)
+    if weights.suffix != ".ts":  # a TorchScript came with its weights
+        network = model.network
+        assert isinstance(network, nn.Module)  # noqa: S101 - a registered network of bundles
+        load_state(network, read_state(weights), weights)
+    return LoadedModel(model, pipeline, None, (), bundle_notes(path))
+
+
 def weights_sha256(path: Path) -> str:
-    """Return the hash of weights: of one file, or of the plans and checkpoints of an nnU-Net folder.
+    """Return the hash of weights: of one file, or of what counts in an nnU-Net folder or a MONAI bundle.
 
     Raises:
         DataError: a file cannot be read.
         CheckpointError: the folder holds no checkpoint.
     """
+    if bundle_folder(path) is not None and path.is_dir():
+        return sha256_of([*config_files(path), weights_of(path)])
     if nnunet_folder(path) is None or not path.is_dir():
         return sha256(path)
     from tesla_med.models.nnunet_files import read_folds
