@@ -68,7 +68,7 @@ def weights_of(path: Path) -> Path:
     others = sorted(item.name for item in (folder / "models").glob("*") if item.is_file())
     raise CheckpointError(
         f"{folder}: no models/model.pt" + (f" or {named}" if named else "") + " and no models/model.ts; "
-        f"found: {', '.join(others) or 'nothing'}. ONNX, TensorRT and large files never fetched are no weights"
+        f"found: {', '.join(others) or 'nothing'}. ONNX and TensorRT cannot be adapted, and are not read"
     )
 
 
@@ -164,6 +164,21 @@ class BundleConfig:
                 raise self.refused(where, node, str(reason)) from None
         raise self.refused(where, node, "its references lead in a circle")
 
+    def transforms(self, key: str) -> list[Any]:
+        """Return the transforms of a key as they are written: of a ``Compose``, of a list, or one.
+
+        Raises:
+            CheckpointError: it is missing, or resamples lazily, which gives other voxels.
+        """
+        node = self.followed(self.content.get(key), key)
+        if node is None:
+            raise self.refused(key, node, "it is missing")
+        if isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "Compose":
+            if self.plain(node.get("lazy", False), f"{key}::lazy"):
+                raise self.refused(f"{key}::lazy", node["lazy"], "resampling all at once is not supported")
+            node = self.followed(node.get("transforms", []), f"{key}::transforms")
+        return node if isinstance(node, list) else [node]
+
     # ------------------------------------------------------------ values
 
     def plain(self, node: Any, where: str) -> Any:
@@ -239,6 +254,13 @@ class BundleConfig:
         short = reprlib.Repr()  # a configuration may hold itself
         short.maxstring, short.maxother, short.maxlevel = 100, 100, 2
         return CheckpointError(f"{self.file}: {where.rstrip(':')} is {short.repr(node)}: {why}; {TRUST}")
+
+
+def dictionary_name(name: str) -> str:
+    """Return the usual name of a dictionary transform: ``SpacingD`` and ``SpacingDict`` are ``Spacingd``."""
+    if name.endswith("Dict"):
+        return f"{name.removesuffix('Dict')}d"
+    return f"{name[:-1]}d" if name.endswith("D") else name
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config import bundle as lists
-from tesla_med.config.bundle_files import TRUST, BundleConfig, bundle_folder, weights_of
+from tesla_med.config.bundle_files import BundleConfig, bundle_folder, dictionary_name, weights_of
+from tesla_med.config.bundle_outputs import Outputs
 from tesla_med.errors import CheckpointError
 
-COLOURS = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#fdae6b", "#9ecae1", "#a1d99b", "#bcbddc")
 _DIMENSIONS = {"FlexibleUNet": 2, "FlexUNet": 2}
 """``spatial_dims`` where a network has another default than 3."""
 _INFERERS = {"SlidingWindowInferer", "SlidingWindowInfererAdapt", "SliceInferer"}
@@ -25,7 +25,6 @@ _ELSEWHERE = frozenset(
 )
 """Arguments of inferers that change no result."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "anti_aliasing")
-_SILENT = frozenset(("Activationsd", "Invertd", "AsDiscreted", "SaveImaged", "EnsureTyped", "ToTensord"))
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "docs/LICENSE", "docs/license.txt", "docs/LICENSE.txt")
 
 
@@ -46,7 +45,7 @@ def bundle_notes(path: Path) -> tuple[str, ...]:
     """Return remarks on a bundle: its licence, and what of it is not done as it says."""
     reader = _Reader(path, trust=True)
     reader.content()
-    return (*reader.notes, *_terms(reader.config))
+    return (*reader.outputs.notes, *_terms(reader.config))
 
 
 def _terms(config: BundleConfig) -> list[str]:
@@ -72,18 +71,17 @@ class _Reader:
         assert folder is not None  # noqa: S101 - it was recognised as one
         self.path, self.trust = path, trust
         self.config = BundleConfig(folder)
-        self.notes: list[str] = []
+        self.outputs = Outputs(self.config)
 
     def content(self) -> dict[str, Any]:
         script = weights_of(self.path).suffix == ".ts"
         network, own = ({}, False) if script else self._or_code("network_def", self._network)
         window, sliding = self._or_code("inferer", self._inferer)
-        inputs, outputs = self._format("inputs"), self._format("outputs")
-        if inputs["type"] == "multi":
-            raise CheckpointError(f"{self.config.file}: networks of more than one input are not supported")
-        channels = self._number(network, "in_channels", inputs)
-        count = self._number(network, "out_channels", outputs)
-        regions = self._regions(count)
+        arguments = network.get("arguments", {})
+        inputs, outputs = self.outputs.of("inputs"), self.outputs.of("outputs")
+        channels = self.outputs.number(arguments.get("in_channels"), inputs, "in_channels")
+        count = self.outputs.number(arguments.get("out_channels"), outputs, "out_channels")
+        regions = self.outputs.regions(count)
         steps, prepared = self._or_code("preprocessing", self._steps)
         axes = self._axes(network, window, inputs)
         slices = window.pop("spatial_dim", None)
@@ -106,7 +104,7 @@ class _Reader:
         if prepared:
             preparing["code"] = code
         return {
-            "classes": self._classes(outputs, count, regions),
+            "classes": self.outputs.classes(outputs, count, regions),
             "regions": regions,
             "channels": channels,
             "preprocessing": {"model_range": self._range(steps or [], inputs), "bundle": preparing},
@@ -199,25 +197,13 @@ class _Reader:
     def _steps(self) -> list[dict[str, Any]]:
         config = self.config
         steps = []
-        for index, node in enumerate(self._transforms("preprocessing")):
+        for index, node in enumerate(self.config.transforms("preprocessing")):
             where = f"preprocessing::transforms::{index}"
             found = config.component(node, where)
             if found is not None:
-                step = self._step(_dictionary(found[0]), found[1], where)
+                step = self._step(dictionary_name(found[0]), found[1], where)
                 steps += [step] if step is not None else []
         return steps
-
-    def _transforms(self, key: str) -> list[Any]:
-        """Return the transforms of a key as they are written: of a ``Compose``, of a list, or one."""
-        config = self.config
-        node = config.followed(config.content.get(key), key)
-        if node is None:
-            raise config.refused(key, node, "it is missing")
-        if isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "Compose":
-            if config.plain(node.get("lazy", False), f"{key}::lazy"):
-                raise config.refused(f"{key}::lazy", node["lazy"], "resampling all at once is not supported")
-            node = config.followed(node.get("transforms", []), f"{key}::transforms")
-        return node if isinstance(node, list) else [node]
 
     def _step(self, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         config = self.config
@@ -271,116 +257,3 @@ class _Reader:
         if not all(isinstance(item, int | float) for item in (low, high)) or not low < high:
             return (0.0, 1.0)
         return (float(low), float(high))
-
-    # ------------------------------------------------------------ classes
-
-    def _format(self, which: str) -> dict[str, Any]:
-        """Return what metadata.json says of the image or of the prediction."""
-        every = self.config.metadata.get("network_data_format")
-        found = every.get(which) if isinstance(every, dict) else None
-        if not isinstance(found, dict) or not found:
-            return {"type": ""}
-        usual = {"inputs": "image", "outputs": "pred"}[which]
-        if usual not in found and len(found) > 1:
-            raise CheckpointError(
-                f"{self.config.folder}: metadata.json has the {which} {', '.join(found)} and none is "
-                f"{usual!r}; networks of one image and one prediction are supported"
-            )
-        one = found.get(usual, next(iter(found.values())))
-        several = which == "inputs" and len(found) > 1
-        return {
-            "type": "",
-            **(one if isinstance(one, dict) else {}),
-            **({"type": "multi"} if several else {}),
-        }
-
-    def _number(self, network: Mapping[str, Any], key: str, said: Mapping[str, Any]) -> int:
-        """Return a number of channels: the network's, which metadata.json must not contradict."""
-        own, other = network.get("arguments", {}).get(key), said.get("num_channels")
-        found = other if own is None else own
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise CheckpointError(
-                f"{self.config.folder}: neither {key} of the network nor num_channels in metadata.json says "
-                "how many channels there are"
-            )
-        if isinstance(other, int) and other != found:
-            raise CheckpointError(
-                f"{self.config.folder}: {key} of the network is {found}, but metadata.json has {other} channels"
-            )
-        return found
-
-    def _regions(self, count: int) -> bool:
-        """Return whether outputs are overlapping regions; note what is done to masks and not done here."""
-        config, order = self.config, []
-        sigmoid, softmax, argmax = False, False, None
-        if "postprocessing" not in config.content:
-            return count == 1
-        for index, node in enumerate(self._transforms("postprocessing")):
-            where = f"postprocessing::transforms::{index}"
-            try:
-                found = config.component(node, where)
-            except CheckpointError:
-                self.notes.append(f"{where} of the bundle is not understood, and not done")
-                continue
-            if found is None:
-                continue
-            name, given = _dictionary(found[0]), found[1]
-            order.append(name)
-            if name == "Activationsd":
-                if given.get("other") is not None:
-                    raise config.refused(f"{where}::other", given["other"], "expected softmax or sigmoid")
-                sigmoid = sigmoid or _any(config.plain(given.get("sigmoid", False), f"{where}::sigmoid"))
-                softmax = softmax or _any(config.plain(given.get("softmax", False), f"{where}::softmax"))
-            elif name == "AsDiscreted":
-                argmax = _any(config.plain(given.get("argmax", False), f"{where}::argmax"))
-                limit = config.plain(given.get("threshold"), f"{where}::threshold")
-                if limit not in (None, [None], 0.5, [0.5], [None, None]):
-                    self.notes.append(f"the bundle's threshold of {limit} is not used; a half is")
-            elif name not in _SILENT:
-                self.notes.append(f"postprocessing of the bundle that is not done: {name}")
-        if "Invertd" in order and "AsDiscreted" in order[: order.index("Invertd")]:
-            self.notes.append("the bundle resamples masks; here probabilities are, so edges may differ")
-        if not sigmoid and not softmax and argmax is False:
-            raise CheckpointError(
-                f"{config.file}: postprocessing has neither softmax nor sigmoid nor argmax, so the meaning of "
-                "the outputs is unknown"
-            )
-        if sigmoid and count > 1 and not argmax:
-            self.notes.append(
-                "the model's outputs are overlapping regions; in the mask a later one is painted over those "
-                "before it, in the order of its channels"
-            )
-        return count == 1 or (sigmoid and not softmax and not argmax)
-
-    def _classes(self, outputs: Mapping[str, Any], count: int, regions: bool) -> list[dict[str, Any]]:
-        named = outputs.get("channel_def")
-        named = named if isinstance(named, dict) else {}
-        names = [str(named.get(str(index), f"class {index}")) for index in range(count)]
-        if len(named) not in (0, count) and not (count == 1 and len(named) == 2):
-            raise CheckpointError(
-                f"{self.config.folder}: the network has {count} outputs, but channel_def in metadata.json "
-                f"names {', '.join(map(str, named.values()))}"
-            )
-        if count == 1 and len(named) == 2:  # background is named, but has no output
-            names = [str(named.get("1", "foreground"))]
-        if not regions and named and "back" not in names[0].lower():
-            self.notes.append(f"the first output, {names[0]!r}, is taken for the background")
-        first = "background" if regions else names[0]
-        rest = names if regions else names[1:]
-        found = [{"value": 0, "name": first, "color": "#000000"}]
-        for index, name in enumerate(rest):
-            found.append({"value": index + 1, "name": name, "color": COLOURS[index % len(COLOURS)]})
-        if len(found) < 2:
-            raise CheckpointError(f"{self.config.folder}: one class is nothing to segment; {TRUST}")
-        return found
-
-
-def _dictionary(name: str) -> str:
-    """Return the usual name of a dictionary transform: ``SpacingD`` and ``SpacingDict`` are ``Spacingd``."""
-    if name.endswith("Dict"):
-        return f"{name.removesuffix('Dict')}d"
-    return f"{name[:-1]}d" if name.endswith("D") else name
-
-
-def _any(value: Any) -> bool:
-    return any(value) if isinstance(value, list) else bool(value)

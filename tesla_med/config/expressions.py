@@ -157,9 +157,11 @@ class _Reader:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         content, index = self.value(node.value), self.value(node.slice)
-        if not isinstance(content, list | dict) or not isinstance(index, int | str):
-            raise NotPlain("it takes a part of something that is not a list")
-        return content[index]
+        if isinstance(content, list) and isinstance(index, int):
+            return content[index]
+        if isinstance(content, dict) and isinstance(index, str):
+            return content[index]
+        raise NotPlain("it takes a part of something that is not a list")
 
 
 def _checked(value: Any) -> Any:

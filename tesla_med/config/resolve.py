@@ -101,12 +101,15 @@ def foreign_model(weights: str | Path | None, *, trust_code: bool = False) -> di
     card = path.with_suffix(".json")
     if path.suffix != ".safetensors" or not card.is_file():
         return None
+    return _foreign_card(card, trust_code)
+
+
+def _foreign_card(card: Path, trust_code: bool) -> dict[str, Any] | None:
+    """Return what the card of adapted weights says, if no pipeline knows their network."""
     try:
         content = json.loads(card.read_text(encoding="utf-8"))
         of = content["preprocessing"]
-        if of.get("nnunet") is None and of.get("bundle") is None:
-            return None
-        if content["model"]["name"] not in FORMATS:
+        if content["model"]["name"] not in FORMATS or all(of.get(name) is None for name in FORMATS):
             return None
         found = {key: content[key] for key in ("classes", "regions", "channels", "preprocessing", "model")}
         params = found["model"]["params"]

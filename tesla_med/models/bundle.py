@@ -1,8 +1,8 @@
 """The network of a MONAI bundle, in two or three dimensions, predicting with the bundle's own inference.
 
-It is built from the class name and the plain arguments of the bundle, or loaded from its TorchScript. Overlapping
-regions, which a bundle has where its outputs go through a sigmoid, become classes that exclude each other
-(see :func:`tesla_med.prepare.overlapping.exclusive`).
+It is built from the class name and the plain arguments of the bundle, or loaded from its TorchScript.
+Overlapping regions, which a bundle has where its outputs go through a sigmoid, become classes that exclude
+each other (see :func:`tesla_med.prepare.overlapping.exclusive`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tesla_med.config.bundle import NETWORKS
 from tesla_med.config.models import Section
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.models.base import MODELS, Network
+from tesla_med.models.bundle_files import load_script
 from tesla_med.prepare.overlapping import exclusive
 from tesla_med.prepare.trusted import run_key
 
@@ -112,16 +113,15 @@ class BundleNetwork(Network):
             )
         inferer = None if params.code_of_inferer is None else run_key(params.code_of_inferer, "inferer")
         if params.script is not None:
-            network: nn.Module = load_script(Path(params.script))
+            network = load_script(Path(params.script))
         elif params.code is not None:
-            network = run_key(params.code, "network_def")
-            if not isinstance(network, nn.Module):
-                raise CheckpointError(
-                    f"{params.code}: network_def is {type(network).__name__}, not a network"
-                )
+            made = run_key(params.code, "network_def", "network")
+            if not isinstance(made, nn.Module):
+                raise CheckpointError(f"{params.code}: network_def is {type(made).__name__}, not a network")
+            network = made
         else:
             network = _of_class(params, channels, outputs)
-        return cls(network.float().cpu(), params, outputs, inferer)
+        return cls(network.float(), params, outputs, inferer)
 
     @property
     def head(self) -> nn.Module:
@@ -164,19 +164,18 @@ class BundleNetwork(Network):
     def whole(self, images: Tensor) -> Tensor:
         """Predict whole images (N, C, *spatial) as the bundle does; keeps no gradient."""
         if self.inferer is not None:
-            outputs = _first(self.inferer(images, self.network), self.params.axes)
-            outputs = self._ordered(outputs)
+            outputs = self._ordered(_first(self.inferer(images, self.network), self.params.axes))
         elif self.params.roi is not None:
             outputs = self._windows(images)
         else:
             try:
                 outputs = self._outputs(images)
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError):  # a size that the network does not take
-                return self(images).float()
+                return self.forward(images).float()
             if outputs.shape[2:] != images.shape[2:]:
-                return self(images).float()
+                return self.forward(images).float()
         outputs = outputs.float()
         return exclusive(outputs) if self.params.regions else outputs
 
@@ -229,26 +228,6 @@ def _of_class(params: BundleParams, channels: int, outputs: int) -> nn.Module:
             f"monai.networks.nets.{params.class_name} does not take these arguments: {error}"
         ) from error
     return network
-
-
-def load_script(path: Path) -> nn.Module:
-    """Return a TorchScript, on the CPU.
-
-    A TorchScript is a program of its own: the file holds code that torch compiles and interprets, restricted to
-    operators on tensors and containers, and no pickles of Python objects, so that loading and running it
-    executes no Python and reaches neither files nor processes.
-
-    Raises:
-        CheckpointError: it is missing or cannot be loaded.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: this TorchScript is the model's network, and it is not there")
-    try:
-        found: nn.Module = torch.jit.load(str(path), map_location="cpu")
-    except Exception as error:  # torch raises many kinds on damaged files
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path}: cannot be loaded as TorchScript: {reason[0]}") from None
-    return found
 
 
 def _first(found: Any, axes: int) -> Tensor:

@@ -157,8 +157,8 @@ class BundlePreprocessor:
         array = traced.as_tensor().float()
         if array.dim() != 4 or len(array) != self.channels:
             raise DataError(
-                f"{volume.path}: the preprocessing of the bundle gave the shape {tuple(array.shape)}; expected "
-                f"{self.channels} channels and three axes"
+                f"{volume.path}: the preprocessing of the bundle gave the shape {tuple(array.shape)}; "
+                f"expected {self.channels} channels and three axes"
             )
         low, high = self.preprocessing.model_range
         array = (array - low) / (high - low)

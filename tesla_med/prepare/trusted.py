@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 _SAID: set[Path] = set()
 
 
-def run_key(folder: str, key: str) -> Any:
-    """Return what a key of a bundle's inference configuration stands for, evaluated by MONAI.
+def run_key(folder: str, *keys: str) -> Any:
+    """Return what the first of these keys in a bundle's configuration stands for, evaluated by MONAI.
 
     Raises:
         CheckpointError: the folder is not trusted, or evaluating the key fails.
@@ -28,7 +28,7 @@ def run_key(folder: str, key: str) -> Any:
         log.warning("%s: code of this bundle is run (--trust-code)", path)
         _SAID.add(path)
     metadata, inference = config_files(path)
-    parser = ConfigParser()
+    parser, key = ConfigParser(), keys[-1]
     root = str(path.resolve())
     if root not in sys.path:  # where a bundle's own modules, ``scripts.NAME``, are found
         sys.path.insert(0, root)
@@ -36,6 +36,7 @@ def run_key(folder: str, key: str) -> Any:
         parser.read_config(str(inference))
         parser.read_meta(str(metadata))
         parser["bundle_root"] = root
+        key = next((name for name in keys if name in parser), key)
         return parser.get_parsed_content(key)
     except Exception as error:  # whatever the bundle's code raises
         reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
