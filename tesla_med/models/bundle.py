@@ -113,7 +113,7 @@ class BundleNetwork(Network):
             )
         inferer = None if params.code_of_inferer is None else run_key(params.code_of_inferer, "inferer")
         if params.script is not None:
-            network = load_script(Path(params.script))
+            network: nn.Module = load_script(Path(params.script))
         elif params.code is not None:
             made = run_key(params.code, "network_def", "network")
             if not isinstance(made, nn.Module):
@@ -121,15 +121,15 @@ class BundleNetwork(Network):
             network = made
         else:
             network = _of_class(params, channels, outputs)
-        return cls(network.float(), params, outputs, inferer)
+        return cls(network.to(torch.float32), params, outputs, inferer)
 
     @property
     def head(self) -> nn.Module:
         """The layer with one output a class that comes last; heads of deep supervision do not count."""
-        named = dict(self.network.named_modules())
-        found = [
+        network: nn.Module = self.network
+        found: list[nn.Module] = [
             module
-            for name, module in named.items()
+            for name, module in network.named_modules()
             if "supervision" not in name and _outputs(module) == self.outputs
         ]
         if not found:
@@ -222,12 +222,12 @@ def _of_class(params: BundleParams, channels: int, outputs: int) -> nn.Module:
         if arguments.get(key, value) != value:
             raise ConfigError(f"model.params.arguments.{key} is {arguments[key]}, expected {value}")
     try:
-        network: nn.Module = network_class(**arguments)
+        built: nn.Module = network_class(**arguments)
     except (TypeError, ValueError, AssertionError, KeyError, AttributeError, NotImplementedError) as error:
         raise ConfigError(
             f"monai.networks.nets.{params.class_name} does not take these arguments: {error}"
         ) from error
-    return network
+    return built
 
 
 def _first(found: Any, axes: int) -> Tensor:

@@ -7,6 +7,7 @@ inverse of every transform that moves voxels, on probabilities; where the networ
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +66,11 @@ class BundleCase(PreparedCase):
             raise AdaptationError("the model's probabilities hold values that are not finite")
         if self.regions:
             probs = overlapping(probs.clamp_min(torch.finfo(torch.float32).tiny).log()).sigmoid()
-        else:  # less 1, so that the zeros which the inverse pads with mean background for certain
-            probs = torch.cat([probs[:, :1] - 1.0, probs[:, 1:]], dim=1)
         whole = probs[0] if self.slices is None else probs.movedim(0, 1 + self.slices)
         traced = MetaTensor(
             whole.contiguous(),
             affine=self._traced.affine,
-            applied_operations=list(self._traced.applied_operations),
+            applied_operations=deepcopy(self._traced.applied_operations),  # undoing takes from it
         )
         native = self._transform.inverse({"image": traced})["image"].as_tensor().float()
         if tuple(native.shape[1:]) != self._shape:
@@ -79,8 +78,10 @@ class BundleCase(PreparedCase):
         if self.regions:
             native = exclusive(native.clamp(LEAST, 1 - LEAST).logit()[None])[0].exp()
         else:
-            native[0] += 1.0
+            # Where the inverse pads, all classes are zero. A voxel that mixes some of that with what was seen
+            # keeps the classes' proportions, as MONAI's masks do; where there is nothing else is background.
             native = native.clamp_(0.0, 1.0)
+            native[0, native.sum(dim=0) == 0] = 1.0
         native /= native.sum(dim=0, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return np.ascontiguousarray(native.numpy(), np.float32)
 

@@ -1,4 +1,4 @@
-"""Expressions of MONAI configurations: operators over numbers, texts and references, and nothing that runs."""
+"""Expressions of MONAI configurations: operators over numbers, texts, references; nothing that runs."""
 
 import pytest
 

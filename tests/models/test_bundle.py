@@ -88,7 +88,7 @@ def test_adapted_weights_predict_again_and_go_back_to_their_bundle(tmp_path, axe
     adapted = tmp_path / "a" / "checkpoints" / "c.safetensors"
     again = predict(image, adapted, out=tmp_path / "p", overrides=QUICK[:1])
     assert np.array_equal(mask(tmp_path / "p"), mask(tmp_path / "a"))
-    assert [item.used for item in again.cases] == ["source"]
+    assert [item.used for item in again.results] == ["source"]
 
     state = load(adapted).model.state_dict()
     new = write_bundle(bundle, tmp_path / "back", state, {"method": method})
@@ -182,7 +182,7 @@ HOSTILE = {
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_configurations_are_refused_and_run_nothing(tmp_path, monkeypatch, change):
     monkeypatch.chdir(tmp_path)
-    bundle = make_bundle(tmp_path / "b", config(**change), saved={})
+    bundle = make_bundle(tmp_path / "b", config(**change), model={})
     with pytest.raises(CheckpointError, match=r"inference\.json"):
         load(bundle)
     assert not (tmp_path / "canary").exists()
@@ -208,7 +208,7 @@ def test_pickles_are_refused_and_run_nothing(tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("name", ["../out.pt", "models/../../out.pt", "/tmp/out.pt"])
+@pytest.mark.parametrize("name", ["../out.pt", "models/../../out.pt", "/somewhere/out.pt"])
 def test_weights_outside_of_the_bundle_are_refused(tmp_path, name):
     bundle = make_bundle(tmp_path / "b", config(checkpointloader={"load_path": name}), other=0)
     torch.save(make_network(config()).state_dict(), tmp_path / "out.pt")
@@ -230,7 +230,7 @@ def test_a_torchscript_that_writes_files_is_refused_unread(tmp_path, monkeypatch
         (config(network_def={"_target_": "NoSuchNet"}), None, "NoSuchNet"),
         (config(inferer={"_target_": "SaliencyInferer"}), None, "SaliencyInferer"),
         (config(preprocessing=None), None, "preprocessing"),
-        (config(2), None, "SliceInferer"),
+        (config(2, inferer=None), None, "SliceInferer"),
         (config(), metadata(channels=4), "4 channels"),
         (config(), metadata(names=["background", "organ"]), "organ"),
     ],
@@ -281,7 +281,7 @@ def with_code(folder):
 def test_code_runs_for_those_who_trust_it(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     bundle, image = with_code(tmp_path / "trusted_b"), make_image(tmp_path / "i" / "c.nii.gz")
-    with pytest.raises(CheckpointError, match=r"network_def.*--trust-code"):
+    with pytest.raises(CheckpointError, match=r"network.*--trust-code"):
         predict(image, bundle, out=tmp_path / "no")
     predict(image, bundle, out=tmp_path / "p", overrides=QUICK[:1], trust_code=True)
     assert "--trust-code" in caplog.text
