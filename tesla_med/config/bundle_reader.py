@@ -25,7 +25,7 @@ _ELSEWHERE = frozenset(
 )
 """Arguments of inferers that change no result."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "anti_aliasing")
-_LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "docs/LICENSE", "docs/license.txt", "docs/LICENSE.txt")
+_LICENCES = ("LICENSE", "LICENSE.txt", "docs/LICENSE", "docs/license.txt", "docs/LICENSE.txt")
 
 
 def read_bundle(path: Path, *, trust: bool = False) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from tesla_med.config.bundle import NETWORKS
 from tesla_med.config.models import Section
-from tesla_med.errors import CheckpointError, ConfigError
+from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
 from tesla_med.models.base import MODELS, Network
 from tesla_med.models.bundle_files import load_script
 from tesla_med.prepare.overlapping import exclusive
@@ -126,6 +126,7 @@ class BundleNetwork(Network):
     @property
     def head(self) -> nn.Module:
         """The layer with one output a class that comes last; heads of deep supervision do not count."""
+        self._check_adaptable()
         network: nn.Module = self.network
         found: list[nn.Module] = [
             module
@@ -137,6 +138,23 @@ class BundleNetwork(Network):
                 f"{type(self.network).__name__} has no layer with {self.outputs} outputs, so no head"
             )
         return found[-1]
+
+    def requires_grad_(self, requires_grad: bool = True) -> BundleNetwork:
+        """Say whether the parameters are learned.
+
+        Raises:
+            AdaptationError: the network is a TorchScript.
+        """
+        self._check_adaptable()
+        super().requires_grad_(requires_grad)
+        return self
+
+    def _check_adaptable(self) -> None:
+        if self.params.script is not None:
+            raise AdaptationError(
+                f"{self.params.script}: a TorchScript can be predicted with but not adapted, since what can "
+                "be learned of it cannot be chosen; give the bundle's models/model.pt and a network of MONAI"
+            )
 
     def logits(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of legal sizes to logits (N, L, *spatial)."""
@@ -242,13 +260,9 @@ def _first(found: Any, axes: int) -> Tensor:
 
 def _outputs(module: nn.Module) -> int | None:
     """Return the number of outputs of a layer; None where it is no convolution and no linear layer."""
-    if isinstance(module, _CONVOLUTIONS):
-        return int(getattr(module, "out_channels", getattr(module, "out_features", 0)))
-    name = getattr(module, "original_name", "")  # of a layer in a TorchScript
-    weight = getattr(module, "weight", None)
-    if not name.startswith(("Conv", "Linear")) or not isinstance(weight, Tensor):
+    if not isinstance(module, _CONVOLUTIONS):
         return None
-    return int(weight.shape[1 if name.startswith("ConvTranspose") else 0])
+    return int(getattr(module, "out_channels", getattr(module, "out_features", 0)))
 
 
 def _steps(params: BundleParams) -> list[int]:

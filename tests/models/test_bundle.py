@@ -13,7 +13,7 @@ from bundles import READ, SIGMOID, STEPS, config, make_bundle, make_image, make_
 from tesla_med import adapt_site
 from tesla_med.actions.predict import predict
 from tesla_med.config.resolve import resolve
-from tesla_med.errors import CheckpointError, ConfigError
+from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
 from tesla_med.models.bundle_files import PROVENANCE, load_script, write_bundle
 from tesla_med.models.loading import load_model, weights_sha256
 
@@ -136,6 +136,9 @@ def test_torchscript_predicts_in_place_of_weights(tmp_path):
     for name, weights in (("p", plain), ("b", bundle), ("f", bundle / "models" / "model.ts")):
         predict(image, weights, out=tmp_path / "out" / name, overrides=QUICK[:1])
         assert np.array_equal(mask(tmp_path / "out" / name), mask(tmp_path / "out" / "p"))
+    for method in ("tesla", "cotta", "tent"):  # these ask for all weights, for copies, and for norm layers
+        with pytest.raises(AdaptationError, match=r"TorchScript|norm layers"):
+            adapt_site(None, image, weights=bundle, method=method, out=tmp_path / "a", overrides=QUICK)
     new = write_bundle(bundle, tmp_path / "new", load(bundle).model.state_dict(), {})
     assert isinstance(load_script(new / "models" / "model.ts"), torch.nn.Module)
 
