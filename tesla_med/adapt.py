@@ -46,6 +46,7 @@ def adapt_site(
     resume: bool = False,
     overwrite: bool = False,
     overrides: Sequence[str] = (),
+    trust_code: bool = False,
     progress: Progress | None = None,
 ) -> SiteResult:
     """Adapt a model to one site and write results, figures and reports.
@@ -53,7 +54,8 @@ def adapt_site(
     Args:
         site: id, ``pipeline/id``, YAML path, a loaded configuration, or None: every image, nothing is scored.
         volumes: folder of images or of tiles, or one image.
-        weights: source weights (.safetensors, .pth); default: the site's.
+        weights: source weights (.safetensors, .pth), or the folder of an nnU-Net or a MONAI bundle; default:
+            the site's.
         statistics: source feature statistics, for the Y protocols only; default: beside the weights.
         pipeline: name, YAML path or loaded configuration; default: the site's.
         method: default: the pipeline's.
@@ -69,6 +71,7 @@ def adapt_site(
         resume: continue an interrupted run with the same settings.
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
+        trust_code: let MONAI run the code of a bundle that needs it.
         progress: called as the work goes on.
 
     Returns:
@@ -84,6 +87,7 @@ def adapt_site(
     request = RunRequest(
         *(site, volumes, weights, statistics, pipeline, method, protocol, out, seed, device, reset, guard),
         *(save_probs, save_uncertainty, overrides),
+        trust_code=trust_code,
     )
     return run_plan(make_plan(request), resume=resume, overwrite=overwrite, progress=progress)
 

@@ -156,7 +156,7 @@ class Plan:
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""
-        from tesla_med.models.loading import is_foreign
+        from tesla_med.models.loading import foreign_form
         from tesla_med.runs.weights import Chain
 
         about = {
@@ -166,7 +166,7 @@ class Plan:
             "seed": self.seed,
         }
         pipeline = self.pipeline if unit is None else self.task.as_scaled(unit)
-        origin = self.weights if is_foreign(self.weights) and pipeline.own_form else None
+        origin = self.weights if foreign_form(self.weights) and pipeline.own_form else None
         return Chain(folder, pipeline, self.card, self.weights_sha256, about, self.task.links, origin)
 
     def ledger(self, folder: RunFolder, *, independent: bool) -> Ledger:
@@ -255,7 +255,9 @@ def resolve_request(request: RunRequest) -> Resolved:
     """
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
-    site, pipeline = resolve(request.site, request.pipeline, request.texts, request.weights)
+    site, pipeline = resolve(
+        *(request.site, request.pipeline, request.texts, request.weights), trust_code=request.trust_code
+    )
     task = task_of(pipeline)(site, pipeline, wanted=request.wanted)
     asked = {
         "guard": pipeline.guard.enabled,

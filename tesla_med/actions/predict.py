@@ -22,6 +22,7 @@ def predict(
     device: str = "auto",
     overwrite: bool = False,
     overrides: Sequence[str] = (),
+    trust_code: bool = False,
     progress: Progress | None = None,
 ) -> SiteResult:
     """Predict every image or tile with frozen weights.
@@ -36,6 +37,7 @@ def predict(
         device: auto, cpu or cuda.
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
+        trust_code: let MONAI run the code of a bundle that needs it.
         progress: called as the work goes on.
 
     Returns:
@@ -55,5 +57,6 @@ def predict(
         device=device,
         overrides=tuple(overrides),
         folder_name="predict",
+        trust_code=trust_code,
     )
     return run_plan(make_plan(request), overwrite=overwrite, progress=progress)

@@ -44,7 +44,15 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         parser=path,
-        help="Source weights: .safetensors, .pth, or the folder of an nnU-Net model. Default: the site's.",
+        help="Source weights: .safetensors, .pth, or the folder of an nnU-Net model or a MONAI bundle. "
+        "Default: the site's.",
+    ),
+]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Let MONAI run the code of a bundle that needs it. Only for bundles whose makers you trust.",
     ),
 ]
 Statistics = Annotated[

@@ -21,6 +21,7 @@ from tesla_med.cli.options import (
     Set,
     SiteOption,
     Statistics,
+    TrustCode,
     Verbose,
     Volumes,
     Weights,
@@ -41,6 +42,7 @@ def adapt(
     site: SiteOption = None,
     pipeline: Pipeline = None,
     weights: Weights = None,
+    trust_code: TrustCode = False,
     statistics: Statistics = None,
     method: Annotated[
         str | None, typer.Option(help="Method by name (see: tesla-med list methods). Default: tesla.")
@@ -112,6 +114,7 @@ def adapt(
         save_uncertainty=save_uncertainty,
         overrides=tuple(overrides or ()),
         lock=not no_lock,
+        trust_code=trust_code,
     )
     plan = make_plan(request)
     if dry_run:
@@ -130,9 +133,13 @@ def adapt(
 )
 def predict(
     weights: Annotated[
-        Path, typer.Option(parser=path, help="Source or adapted weights, .safetensors or .pth.")
+        Path,
+        typer.Option(
+            parser=path, help="Source or adapted weights: .safetensors, .pth, or a folder as of adapt."
+        ),
     ],
     volumes: Volumes,
+    trust_code: TrustCode = False,
     site: Annotated[
         str | None,
         typer.Option(help="Site that gives patterns, region and references. Default: use every image."),
@@ -162,6 +169,7 @@ def predict(
             device=device,
             overwrite=overwrite,
             overrides=tuple(overrides or ()),
+            trust_code=trust_code,
             progress=progress,
         )
     raise typer.Exit(show_run(screen, result))

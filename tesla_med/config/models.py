@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from tesla_med.config.bundle import BundlePreprocessing as BundlePreprocessing
 from tesla_med.config.judging import Candidate as Candidate
 from tesla_med.config.judging import GuardConfig as GuardConfig
 from tesla_med.config.judging import QualityConfig as QualityConfig
@@ -101,6 +102,10 @@ class Preprocessing(Section):
     model_range: tuple[float, float] = Field((-1.0, 1.0), description="[0, 1] is mapped to this range")
     nnunet: NnunetPreprocessing | None = Field(
         None, description="of an nnU-Net: its plans, in place of orientation, intensity, spacing and size"
+    )
+    bundle: BundlePreprocessing | None = Field(
+        None,
+        description="of a MONAI bundle: its transforms, in place of orientation, intensity, spacing, size",
     )
     stain_normalisation: bool = Field(
         False, description="for tiles: normalise haematoxylin and eosin to those of a reference (Macenko)"

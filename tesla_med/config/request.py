@@ -35,6 +35,7 @@ class RunRequest:
     overrides: Sequence[str] = ()
     folder_name: str | None = None
     lock: bool = True
+    trust_code: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:

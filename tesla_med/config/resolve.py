@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tesla_med.config.bundle_files import bundle_folder
+from tesla_med.config.bundle_reader import read_bundle
 from tesla_med.config.files import (
     apply_overrides,
     load_pipeline,
@@ -19,13 +21,14 @@ from tesla_med.config.files import (
 from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
 from tesla_med.config.nnunet import nnunet_folder, read_model
 from tesla_med.config.paths import user_path
+from tesla_med.config.trust import check_trusted, trust
 from tesla_med.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 NO_SITE = "every_image"
-FOREIGN = "nnunet"
-"""The pipeline of models that were trained elsewhere."""
+FORMATS = ("nnunet", "bundle")
+"""Models that were trained elsewhere, by the names of their networks and pipelines."""
 
 
 def resolve(
@@ -33,15 +36,19 @@ def resolve(
     pipeline: str | PipelineConfig | None,
     overrides: tuple[str, ...],
     weights: str | Path | None = None,
+    *,
+    trust_code: bool = False,
 ) -> tuple[SiteConfig, PipelineConfig]:
     """Return site and pipeline configurations that belong together.
+
+    With ``trust_code`` what a bundle needs and cannot be read as data is run by MONAI.
 
     Raises:
         ConfigError: unknown or ambiguous names, wrong overrides, or a site of another task.
     """
-    foreign = foreign_model(weights)
+    foreign = foreign_model(weights, trust_code=trust_code)
     if foreign is not None and pipeline is None:
-        pipeline = FOREIGN
+        pipeline = str(foreign["model"]["name"])  # the pipeline of a format has its name
     if site is None and pipeline is None:
         pipeline = _pipeline_of_card(weights)
     if isinstance(pipeline, str):
@@ -72,10 +79,10 @@ def resolve(
     return site, pipeline
 
 
-def foreign_model(weights: str | Path | None) -> dict[str, Any] | None:
+def foreign_model(weights: str | Path | None, *, trust_code: bool = False) -> dict[str, Any] | None:
     """Return what weights say of classes, network and preprocessing that no pipeline knows; None for none.
 
-    Those are nnU-Net folders, and weights that were adapted from one, whose card says it.
+    Those are nnU-Net folders, MONAI bundles, and weights that were adapted from one, whose card says it.
 
     Raises:
         CheckpointError: a file of the folder cannot be read or is not supported.
@@ -86,16 +93,34 @@ def foreign_model(weights: str | Path | None) -> dict[str, Any] | None:
     folder = nnunet_folder(path)
     if folder is not None and path.suffix != ".safetensors":
         return read_model(folder)
+    bundle = bundle_folder(path)
+    if bundle is not None and path.suffix != ".safetensors":
+        if trust_code:
+            trust(bundle)
+        return read_bundle(path, trust=trust_code)
     card = path.with_suffix(".json")
     if path.suffix != ".safetensors" or not card.is_file():
         return None
+    return _foreign_card(card, trust_code)
+
+
+def _foreign_card(card: Path, trust_code: bool) -> dict[str, Any] | None:
+    """Return what the card of adapted weights says, if no pipeline knows their network."""
     try:
         content = json.loads(card.read_text(encoding="utf-8"))
-        if content["preprocessing"].get("nnunet") is None:
+        of = content["preprocessing"]
+        if content["model"]["name"] not in FORMATS or all(of.get(name) is None for name in FORMATS):
             return None
-        return {key: content[key] for key in ("classes", "regions", "channels", "preprocessing", "model")}
+        found = {key: content[key] for key in ("classes", "regions", "channels", "preprocessing", "model")}
+        params = found["model"]["params"]
+        needed = {params.get("code"), params.get("code_of_inferer"), (of.get("bundle") or {}).get("code")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # what is wrong with the card is said where it is read
+    for code in needed - {None}:
+        if trust_code:
+            trust(Path(str(code)))
+        check_trusted(str(code))
+    return found
 
 
 def _override(config: S, overrides: list[str]) -> S:

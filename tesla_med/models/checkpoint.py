@@ -154,7 +154,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         ) from None
     except Exception as error:  # torch and safetensors raise many kinds on damaged files
         raise CheckpointError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
-    return _unwrapped(content, path)
+    state = one_state(content, path)
+    return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
 
 
 def _read(path: Path) -> Any:
@@ -165,7 +166,12 @@ def _read(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def one_state(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict in the content of a file, the very one that is in it.
+
+    Raises:
+        CheckpointError: there is none, or several and none has a name of ``WRAPPERS``.
+    """
     found = dict(_state_dicts(content))
     usual = [found[name] for name in WRAPPERS if name in found]
     if len(found) != 1 and not usual:
@@ -174,8 +180,8 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
             f"{path}: expected one state dict (names of layers with their tensors), got {where}; "
             "save the network's state_dict() alone"
         )
-    state = usual[0] if usual else next(iter(found.values()))
-    return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
+    state: dict[str, Tensor] = usual[0] if usual else next(iter(found.values()))
+    return state
 
 
 def _state_dicts(content: Any, name: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -208,7 +214,7 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """
     own = model.state_dict()
     optional = {key for key in own if key.endswith("num_batches_tracked")}
-    state = _fitting(state, own.keys() - optional)
+    state = fitting(state, own.keys() - optional)
     missing = [key for key in own if key not in state and key not in optional]
     unexpected = [key for key in state if key not in own]
     shapes = [
@@ -232,7 +238,7 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     model.load_state_dict(state, strict=False)
 
 
-def _fitting(state: dict[str, Tensor], needed: Set[str]) -> dict[str, Tensor]:
+def fitting(state: dict[str, Tensor], needed: Set[str]) -> dict[str, Tensor]:
     """Return the state without the parts that all its names share, if it holds all that is needed then."""
     names = {key: key.replace("_orig_mod.", "") for key in state}
     while not needed <= set(names.values()):

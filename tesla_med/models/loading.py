@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from torch import Tensor, nn
+
+from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
+from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder
 from tesla_med.config.paths import user_path
@@ -42,8 +47,8 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
     Raises:
         CheckpointError: unreadable weights, another architecture, or classes that do not fit.
     """
-    if is_foreign(path):
-        return _load_nnunet(path, pipeline)
+    if (form := foreign_form(path)) is not None:
+        return {"nnunet": _load_nnunet, "bundle": _load_bundle}[form](path, pipeline)
     state = read_state(path)
     card = read_card(path)
     if card is None:
@@ -81,18 +86,61 @@ def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
     return LoadedModel(model, resolved, None, ())
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether weights are part of the folder of somebody else's model."""
-    return nnunet_folder(path) is not None and path.suffix != ".safetensors"
+def _load_bundle(path: Path, pipeline: PipelineConfig) -> LoadedModel:
+    """Return the network of a MONAI bundle; the pipeline holds what its configuration says already."""
+    if pipeline.preprocessing.bundle is None:
+        raise CheckpointError(
+            f"{path}: a MONAI bundle; pipeline {pipeline.name!r} was loaded without its configuration"
+        )
+    model, weights = build_model(pipeline), weights_of(path)
+    if weights.suffix != ".ts":  # a TorchScript came with its weights
+        network = model.network
+        assert isinstance(network, nn.Module)  # noqa: S101 - a registered network of bundles
+        load_state(network, read_state(weights), weights)
+    return LoadedModel(model, pipeline, None, (), bundle_notes(path))
+
+
+def foreign_form(path: Path) -> Literal["nnunet", "bundle"] | None:
+    """Return whose model weights are part of, nnU-Net's or MONAI's; None: they are a file of their own."""
+    if path.suffix == ".safetensors":
+        return None
+    if nnunet_folder(path) is not None:
+        return "nnunet"
+    return None if bundle_folder(path) is None else "bundle"
+
+
+def write_back(source: Path, target: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write adapted weights in the form of the model that they came from.
+
+    Args:
+        source: folder of that model, or what of it was given as weights.
+        target: parent of the new folder, which gets the name of the source.
+        state: weights by our names.
+        about: what is said of them, written beside them.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    from tesla_med.models.bundle_files import write_bundle
+    from tesla_med.models.nnunet_files import write_folder
+
+    return {"nnunet": write_folder, "bundle": write_bundle}[foreign_form(source) or "nnunet"](
+        source, target, state, about
+    )
 
 
 def weights_sha256(path: Path) -> str:
-    """Return the hash of weights: of one file, or of the plans and checkpoints of an nnU-Net folder.
+    """Return the hash of weights: of one file, or of what counts in an nnU-Net folder or a MONAI bundle.
 
     Raises:
         DataError: a file cannot be read.
         CheckpointError: the folder holds no checkpoint.
     """
+    if bundle_folder(path) is not None and path.is_dir():
+        return sha256_of([*config_files(path), weights_of(path)])
     if nnunet_folder(path) is None or not path.is_dir():
         return sha256(path)
     from tesla_med.models.nnunet_files import read_folds

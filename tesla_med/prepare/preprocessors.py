@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tesla_med.config.models import PipelineConfig, Region
+from tesla_med.prepare.bundle import BundlePreprocessor
 from tesla_med.prepare.nnunet import NnunetPreprocessor
 from tesla_med.prepare.transforms import Preprocessor
 
-AnyPreprocessor: TypeAlias = Preprocessor | NnunetPreprocessor
+AnyPreprocessor: TypeAlias = Preprocessor | NnunetPreprocessor | BundlePreprocessor
 
 
 def preprocessor_of(pipeline: PipelineConfig, region: Region) -> AnyPreprocessor:
@@ -20,4 +21,8 @@ def preprocessor_of(pipeline: PipelineConfig, region: Region) -> AnyPreprocessor
     classes = len(pipeline.classes)
     if pipeline.preprocessing.nnunet is not None:
         return NnunetPreprocessor(pipeline.preprocessing, region, classes, regions=pipeline.regions)
+    if pipeline.preprocessing.bundle is not None:
+        return BundlePreprocessor(
+            *(pipeline.preprocessing, region, classes), channels=pipeline.channels, regions=pipeline.regions
+        )
     return Preprocessor(pipeline.preprocessing, region, classes)

@@ -13,7 +13,7 @@ from torch import nn
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import atomic_path, sha256
 from tesla_med.models.checkpoint import ModelCard, make_card, save_checkpoint
-from tesla_med.models.nnunet_files import write_folder
+from tesla_med.models.loading import write_back
 from tesla_med.runs.folder import RunFolder, their_form
 
 
@@ -74,7 +74,7 @@ class Chain:
         acquisition = self.source.acquisition if self.source is not None else None
         save_checkpoint(path, network, make_card(self.pipeline, sites, extra, acquisition))
         if self.origin is not None and path != self.folder.after(name):
-            write_folder(self.origin, their_form(path), network.state_dict(), extra)
+            write_back(self.origin, their_form(path), network.state_dict(), extra)
 
     def _parent(self, earlier: Sequence[str]) -> str:
         """Return the hash of the weights after the last of the earlier units, or of the source."""

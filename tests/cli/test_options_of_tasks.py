@@ -98,6 +98,7 @@ ADAPT = {
     "--volumes": ([], works),
     "--pipeline": (["{pipeline}"], lambda case: setting("pipeline", "name")(case) == case.place.pipeline),
     "--weights": (["w/source.safetensors"], lambda case: record(case.out)["weights"] == "source.safetensors"),
+    "--trust-code": ([], works),  # what it does to bundles: tests/models/test_bundle.py
     "--statistics": (
         ["w/source.statistics.safetensors", "--method", "ttt_pp", "--protocol", "Y-O"],
         lambda case: record(case.out)["statistics"]["file"] == "source.statistics.safetensors",
@@ -124,7 +125,8 @@ TABLE = {
         key: ADAPT[key]
         for key in (
             *COMMON,
-            *("--site", "--volumes", "--pipeline", "--weights", "--out", "--device", "--overwrite", "--set"),
+            *("--site", "--volumes", "--pipeline", "--weights", "--trust-code", "--out", "--device"),
+            *("--overwrite", "--set"),
         )
     },
     "train": {

@@ -1,0 +1,150 @@
+"""What the outputs of a MONAI bundle mean, by metadata.json and by what postprocessing does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tesla_med.config.bundle_files import BundleConfig, dictionary_name
+from tesla_med.errors import CheckpointError
+
+COLOURS = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#fdae6b", "#9ecae1", "#a1d99b", "#bcbddc")
+_SILENT = frozenset(("Activationsd", "Invertd", "AsDiscreted", "SaveImaged", "EnsureTyped", "ToTensord"))
+"""Steps of postprocessing that are read, or that change no mask."""
+_HALF = (None, [None], 0.5, [0.5], False, True)
+"""Thresholds that mean a half, or none."""
+
+
+class Outputs:
+    """Reads the meaning of inputs and outputs.
+
+    Args:
+        config: of the bundle.
+
+    Attributes:
+        notes: remarks on what the bundle does to masks and is not done here.
+    """
+
+    def __init__(self, config: BundleConfig) -> None:
+        self.config = config
+        self.notes: list[str] = []
+
+    def of(self, which: str) -> dict[str, Any]:
+        """Return what metadata.json says of the image (``inputs``) or of the prediction (``outputs``).
+
+        Raises:
+            CheckpointError: there are several.
+        """
+        every = self.config.metadata.get("network_data_format")
+        found = every.get(which) if isinstance(every, dict) else None
+        if not isinstance(found, dict) or not found:
+            return {}
+        usual = {"inputs": "image", "outputs": "pred"}[which]
+        if len(found) > 1 and (usual not in found or which == "inputs"):
+            raise CheckpointError(
+                f"{self.config.folder}: metadata.json has the {which} {', '.join(found)}; networks of one "
+                "image and one prediction are supported"
+            )
+        one = found.get(usual, next(iter(found.values())))
+        return dict(one) if isinstance(one, dict) else {}
+
+    def number(self, own: Any, said: Mapping[str, Any], key: str) -> int:
+        """Return a number of channels: the network's own, which metadata.json must not contradict.
+
+        Raises:
+            CheckpointError: nothing says it, or the two differ.
+        """
+        other = said.get("num_channels")
+        found = other if own is None else own
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise CheckpointError(
+                f"{self.config.folder}: neither {key} of the network nor num_channels in metadata.json says "
+                "how many channels there are"
+            )
+        if isinstance(other, int) and other != found:
+            raise CheckpointError(
+                f"{self.config.folder}: {key} of the network is {found}, but metadata.json has {other} "
+                "channels; correct the one that is wrong"
+            )
+        return found
+
+    def regions(self, count: int) -> bool:
+        """Return whether outputs are overlapping regions; note what is done to masks and not done here.
+
+        Raises:
+            CheckpointError: the meaning of the outputs is unknown.
+        """
+        if "postprocessing" not in self.config.content:
+            return count == 1
+        steps = list(self._steps())
+        names = [name for name, _ in steps]
+        made = [values for name, values in steps if name == "Activationsd"]
+        drawn = [values for name, values in steps if name == "AsDiscreted"]
+        sigmoid, softmax = (any(item[key] for item in made) for key in ("sigmoid", "softmax"))
+        argmax = any(item["argmax"] for item in drawn)
+        limits = [item["threshold"] for item in drawn if item["threshold"] not in _HALF]
+        self.notes += [f"the bundle's threshold of {limit} is not used; a half is" for limit in limits]
+        if "Invertd" in names and "AsDiscreted" in names[: names.index("Invertd")]:
+            self.notes.append("the bundle resamples masks; here probabilities are, so edges may differ")
+        if not (sigmoid or softmax or argmax or not drawn):
+            raise CheckpointError(
+                f"{self.config.file}: postprocessing has neither softmax nor sigmoid nor argmax, so the "
+                "meaning of the outputs is unknown"
+            )
+        overlap = sigmoid and not softmax and not argmax
+        if overlap and count > 1:
+            self.notes.append(
+                "the model's outputs are overlapping regions; in the mask each is painted over those before "
+                "it, in the order of its channels (model.params.order and classes change it)"
+            )
+        return count == 1 or overlap
+
+    def _steps(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the steps of postprocessing with what counts of their arguments."""
+        config = self.config
+        for index, node in enumerate(config.transforms("postprocessing")):
+            where = f"postprocessing::transforms::{index}"
+            try:
+                found = config.component(node, where)
+            except CheckpointError:
+                self.notes.append(f"{where} of the bundle is not understood, and not done")
+                continue
+            if found is None:
+                continue
+            name, given = dictionary_name(found[0]), found[1]
+            if name not in _SILENT:
+                self.notes.append(f"postprocessing of the bundle that is not done: {name}")
+            if name == "Activationsd" and given.get("other") is not None:
+                raise config.refused(f"{where}::other", given["other"], "expected softmax or sigmoid")
+            wanted = {"Activationsd": ("sigmoid", "softmax"), "AsDiscreted": ("argmax", "threshold")}
+            read = {key: config.plain(given.get(key), f"{where}::{key}") for key in wanted.get(name, ())}
+            single = {key: value for key, value in read.items() if not isinstance(value, list)}
+            first = {key: next(iter(value), None) for key, value in read.items() if isinstance(value, list)}
+            yield name, single | first
+
+    def classes(self, said: Mapping[str, Any], count: int, regions: bool) -> list[dict[str, Any]]:
+        """Return the classes, background first.
+
+        Raises:
+            CheckpointError: names of another number of outputs, or nothing but background.
+        """
+        named = said.get("channel_def")
+        named = named if isinstance(named, dict) else {}
+        single = count == 1 and len(named) == 2  # background is named, but has no output
+        if len(named) not in (0, count) and not single:
+            raise CheckpointError(
+                f"{self.config.folder}: the network has {count} outputs, but channel_def in metadata.json "
+                f"names {', '.join(map(str, named.values()))}"
+            )
+        names = [str(named.get(str(index), f"class {index}")) for index in range(count)]
+        if single:
+            names = [str(named.get("1", "foreground"))]
+        if not regions and named and "back" not in names[0].lower():
+            self.notes.append(f"the first output, {names[0]!r}, is taken for the background")
+        first, rest = ("background", names) if regions else (names[0], names[1:])
+        if not rest:
+            raise CheckpointError(f"{self.config.folder}: one class is nothing to segment")
+        return [{"value": 0, "name": first, "color": "#000000"}] + [
+            {"value": index + 1, "name": name, "color": COLOURS[index % len(COLOURS)]}
+            for index, name in enumerate(rest)
+        ]
