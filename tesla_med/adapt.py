@@ -54,8 +54,7 @@ def adapt_site(
     Args:
         site: id, ``pipeline/id``, YAML path, a loaded configuration, or None: every image, nothing is scored.
         volumes: folder of images or of tiles, or one image.
-        weights: source weights (.safetensors, .pth), or the folder of an nnU-Net or a MONAI bundle; default:
-            the site's.
+        weights: source weights, or the folder of an nnU-Net or a MONAI bundle; default: the site's.
         statistics: source feature statistics, for the Y protocols only; default: beside the weights.
         pipeline: name, YAML path or loaded configuration; default: the site's.
         method: default: the pipeline's.
@@ -86,8 +85,7 @@ def adapt_site(
     """
     request = RunRequest(
         *(site, volumes, weights, statistics, pipeline, method, protocol, out, seed, device, reset, guard),
-        *(save_probs, save_uncertainty, overrides),
-        trust_code=trust_code,
+        *(save_probs, save_uncertainty, overrides, trust_code),
     )
     return run_plan(make_plan(request), resume=resume, overwrite=overwrite, progress=progress)
 
@@ -213,12 +211,12 @@ class _Run:
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
         units, diverged = len(plan.refs), self.ledger.count(lambda item: NOT_FINITE in item.reason)
-        text = f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}"
-        notes = plan.notes + ((text,) if diverged else ())
+        notes = plan.notes + (
+            (f"{NOT_FINITE}: {diverged} of {counted(units, task.unit)}",) if diverged else ()
+        )
         files, broken = self.reports.finish(results, self.progress), self.reports.failed
-        said = {"notes": list(notes), "reports_failed": broken}
-        manifest = plan.manifest() | said | task.account(plan.items, results)
-        self.folder.write_manifest(plan.settings(), manifest, complete=True)
+        said = {"notes": list(notes), "reports_failed": broken, **task.account(plan.items, results)}
+        self.folder.write_manifest(plan.settings(), plan.manifest() | said, complete=True)
         self.folder.states.clear()
         outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
         return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))

@@ -149,8 +149,10 @@ def test_resolve_refuses_what_does_not_belong_together():
         resolve(load_site("gm2018-UCL"), "prostate", ())
     site, pipeline = resolve("gm2018-UCL", None, ())
     assert (site.id, pipeline.name) == ("gm2018-UCL", "spinal_cord")
-    with pytest.raises(ConfigError, match="no card"):
+    with pytest.raises(ConfigError, match="give --site"):
         resolve(None, None, ())
+    with pytest.raises(ConfigError, match="no card"):
+        resolve(None, None, (), "weights.pth")
 
 
 def test_notes_say_what_is_not_available_in_practice(volumes, weights):

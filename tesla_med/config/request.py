@@ -33,9 +33,9 @@ class RunRequest:
     save_probs: bool = False
     save_uncertainty: bool = False
     overrides: Sequence[str] = ()
+    trust_code: bool = False
     folder_name: str | None = None
     lock: bool = True
-    trust_code: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -361,7 +361,7 @@ def test_classes_that_do_not_fit(place, weights, capsys):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["adapt"], "--site"),
+        (["adapt"], "--volumes"),
         (["adapt", "--site", "X", "--volumes", "nii", "--sead", "1"], "--sead"),
         (["adapt", "--site", "X", "--volumes", "nii", "--seed", "one"], "--seed"),
         (["adapt", "--site", "X", "--volumes", "nii", "--seed", "-1"], "--seed"),
