@@ -87,7 +87,9 @@ def entropy(logits: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
     return weighted_mean(-(log_probs.exp() * log_probs).sum(dim=1), pixel_weight)
 
 
-def class_marginal(logits: Tensor, prior: Tensor | None = None, pixel_weight: Tensor | None = None) -> Tensor:
+def class_marginal(
+    logits: Tensor, prior: Tensor | None = None, pixel_weight: Tensor | None = None, *, apart: bool = False
+) -> Tensor:
     """Return the class-marginal term, the second of Eq. 3: sum_k m_k log m_k, or KL(m || prior).
 
     m is the mean of the student's probabilities over batch and pixels. Without a prior the term is
@@ -97,31 +99,35 @@ def class_marginal(logits: Tensor, prior: Tensor | None = None, pixel_weight: Te
         logits: (N, L, *spatial).
         prior: (L,) expected class shares, or None for the paper's term.
         pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+        apart: the first spatial axis is that of overlapping regions, each with a marginal of its own, so that
+            shares are (L, R); the term is the mean over regions.
 
     Returns:
         Scalar in [-log L, 0] without a prior, >= 0 with one.
     """
     probs = functional.softmax(logits.float(), dim=1)
-    marginal = class_shares(probs, pixel_weight)
+    marginal = class_shares(probs, pixel_weight, apart=apart)
     term = torch.special.xlogy(marginal, marginal.clamp_min(torch.finfo(marginal.dtype).tiny))  # 0 log 0 = 0
     if prior is not None:
         term = term - marginal * prior.to(marginal).clamp_min(EPSILON).log()
-    total: Tensor = term.sum()
+    total: Tensor = term.sum(dim=0).mean()
     return total
 
 
-def class_shares(probs: Tensor, pixel_weight: Tensor | None = None) -> Tensor:
-    """Return the mean (L,) of (N, L, *spatial) probabilities over batch and space.
+def class_shares(probs: Tensor, pixel_weight: Tensor | None = None, *, apart: bool = False) -> Tensor:
+    """Return the mean (L,) of (N, L, *spatial) probabilities over batch and space, or (L, R) of each region.
 
     Args:
         probs: (N, L, *spatial).
         pixel_weight: (N, *spatial) weights >= 0, or None for all ones.
+        apart: the first spatial axis is that of regions.
     """
-    axes = [0, *range(2, probs.dim())]
+    axes = [0, *range(3 if apart else 2, probs.dim())]
     if pixel_weight is None:
         return probs.mean(dim=axes)
     weight = pixel_weight.to(probs)
-    return (probs * weight[:, None]).sum(dim=axes) / weight.sum().clamp_min(EPSILON)
+    total = weight[:, None].expand_as(probs[:, :1]).sum(dim=axes).clamp_min(EPSILON)
+    return (probs * weight[:, None]).sum(dim=axes) / total
 
 
 def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | None = None) -> Tensor:

@@ -12,6 +12,9 @@ of tiles, (N, L), have nowhere to move and stay as they are.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -53,10 +56,9 @@ def from_view(maps: Tensor, theta: Tensor) -> Tensor:
 def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
     if images.dim() == 2:  # one distribution a tile: the same in every frame
         return images
-    if images.dim() == 5:
-        depth = images.shape[2]
-        moved = _resample(as_slices(images), theta.repeat_interleave(depth, dim=0), padding)
-        return as_volumes(moved, depth)
+    if images.dim() > 4:
+        each = theta.repeat_interleave(math.prod(images.shape[2:-2]), dim=0)
+        return as_volumes(_resample(as_slices(images), each, padding), images.shape[2:-2])
     grid = sampling_grid(theta.to(images.device), images.shape[-2], images.shape[-1])
     return functional.grid_sample(
         images.float(), grid, mode="bilinear", padding_mode=padding, align_corners=False
@@ -74,13 +76,13 @@ def sampling_grid(theta: Tensor, height: int, width: int) -> Tensor:
 
 
 def as_slices(volumes: Tensor) -> Tensor:
-    """Return the slices (N * D, C, H, W) of volumes (N, C, D, H, W), volume by volume."""
-    return volumes.transpose(1, 2).flatten(0, 1)
+    """Return the slices (N * D, C, H, W) of volumes (N, C, D, H, W), in order; D may be several axes."""
+    return volumes.movedim(1, -3).flatten(0, -4)
 
 
-def as_volumes(slices: Tensor, depth: int) -> Tensor:
-    """Return the volumes (N, C, D, H, W) of which :func:`as_slices` gave the slices."""
-    return slices.reshape(-1, depth, *slices.shape[1:]).transpose(1, 2)
+def as_volumes(slices: Tensor, depth: Sequence[int]) -> Tensor:
+    """Return the volumes (N, C, *depth, H, W) of which :func:`as_slices` gave the slices."""
+    return slices.reshape(-1, *depth, *slices.shape[1:]).movedim(-3, 1)
 
 
 def normalise(probs: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def _resized(images: Tensor, size: list[int], *, antialias: bool = False) -> Ten
     volume = images.dim() == 5
     slices = as_slices(images) if volume else images
     changed = functional.interpolate(slices, size, mode="bilinear", antialias=antialias)
-    return as_volumes(changed, images.shape[2]) if volume else changed
+    return as_volumes(changed, images.shape[2:3]) if volume else changed
 
 
 def consistency(

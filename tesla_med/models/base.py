@@ -13,6 +13,7 @@ from torch.nn import functional
 from tesla_med.config.files import validate
 from tesla_med.config.models import PipelineConfig, Section
 from tesla_med.errors import ConfigError
+from tesla_med.prepare.overlapping import binary, exclusive
 from tesla_med.registry import Registry
 
 
@@ -40,6 +41,17 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def head(self) -> nn.Module:
         """The last layer, from features to logits; frozen by methods that keep the classifier."""
+
+    regions: bool = False
+    """Whether the outputs are overlapping regions and not classes."""
+    apart: bool = False
+    """Whether ``forward`` asks of each region whether a voxel is in it: logits (N, 2, R, *spatial)."""
+
+    def classes_of(self, outputs: Tensor, *, apart: bool = False) -> Tensor:
+        """Return logits of classes from outputs (N, L or R, *spatial), or binary ones of regions."""
+        if not self.regions:
+            return outputs
+        return binary(outputs) if apart else exclusive(outputs)
 
     patch: tuple[int, ...] | None = None
     """Size of what is learned from at once, where whole images are too large; None: whole images."""

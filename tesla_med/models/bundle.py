@@ -22,7 +22,6 @@ from tesla_med.config.models import Section
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
 from tesla_med.models.base import MODELS, Network
 from tesla_med.models.bundle_files import load_script
-from tesla_med.prepare.overlapping import exclusive
 from tesla_med.prepare.trusted import run_key
 
 LARGE = 2**15
@@ -90,6 +89,7 @@ class BundleNetwork(Network):
     def __init__(self, network: nn.Module, params: BundleParams, outputs: int, inferer: Any = None) -> None:
         super().__init__()
         self.network = network
+        self.regions = params.regions
         self.params = params
         self.outputs = outputs
         self.inferer = inferer
@@ -158,8 +158,7 @@ class BundleNetwork(Network):
 
     def logits(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of legal sizes to logits (N, L, *spatial)."""
-        outputs = self._outputs(images)
-        return exclusive(outputs) if self.params.regions else outputs
+        return self.classes_of(self._outputs(images), apart=self.apart)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of any size to logits (N, L, *spatial), in one piece where it can be."""
@@ -171,8 +170,7 @@ class BundleNetwork(Network):
         pads = [item for pad in reversed(missing) for item in (0, pad)]
         padded = functional.pad(images, pads, mode="replicate") if any(missing) else images
         if self.fixed and tuple(padded.shape[2:]) != self.patch:
-            outputs = self._windows(padded)
-            found = exclusive(outputs) if self.params.regions else outputs
+            found = self.classes_of(self._windows(padded), apart=self.apart)
         else:
             found = self.logits(padded)
         inside: Any = (..., *(slice(size) for size in shape))
@@ -191,11 +189,18 @@ class BundleNetwork(Network):
             except torch.cuda.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError):  # a size that the network does not take
-                return self.forward(images).float()
+                return self._classes(images)
             if outputs.shape[2:] != images.shape[2:]:
-                return self.forward(images).float()
-        outputs = outputs.float()
-        return exclusive(outputs) if self.params.regions else outputs
+                return self._classes(images)
+        return self.classes_of(outputs.float())
+
+    def _classes(self, images: Tensor) -> Tensor:
+        """Return ``forward`` with classes that exclude each other."""
+        apart, self.apart = self.apart, False
+        try:
+            return self.forward(images).float()
+        finally:
+            self.apart = apart
 
     def _windows(self, images: Tensor) -> Tensor:
         """Return the outputs of whole images, in windows."""

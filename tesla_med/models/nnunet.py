@@ -21,7 +21,6 @@ from tesla_med.config.models import Section
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import MODELS, Network
 from tesla_med.models.tiling import tiled
-from tesla_med.prepare.overlapping import exclusive
 
 Sizes = tuple[Annotated[int, Field(ge=1)], ...]
 
@@ -292,7 +291,7 @@ class Nnunet(Network):
         """Map (N, C, *spatial) with sizes that divide by the strides to logits (N, L, *spatial)."""
         first, *others = [fold(images) for fold in self.folds]
         outputs: Tensor = sum(others, first) / len(self.folds) if others else first
-        return exclusive(outputs) if self.regions else outputs
+        return self.classes_of(outputs, apart=self.apart)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of any size to logits (N, L, *spatial), in one piece."""
@@ -321,7 +320,7 @@ class Nnunet(Network):
             return mean.float()
 
         found = tiled(outputs, images, self.patch, self.mirror)
-        return exclusive(found.float()) if self.regions else found
+        return self.classes_of(found.float())
 
 
 # ------------------------------------------------------------ names of weights

@@ -1,4 +1,4 @@
-"""Overlapping regions as classes that exclude each other, and back."""
+"""Overlapping regions as classes that exclude each other, and back; or as a question each."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def overlapping(logs: Tensor) -> Tensor:
 
     before = torch.logcumsumexp(logs, dim=1)[:, :-1]  # of all classes that are painted earlier
     return logs[:, 1:] - before
+
+
+def binary(outputs: Tensor) -> Tensor:
+    """Return logits (N, 2, R, *spatial) of being outside and inside each of R overlapping regions.
+
+    Regions lie along an axis of their own, so that what sums over classes, the softmax first of all, asks of
+    every region by itself whether a voxel is in it.
+
+    Args:
+        outputs: (N, R, *spatial), logits of the regions.
+    """
+    import torch
+
+    return torch.stack([-0.5 * outputs, 0.5 * outputs], dim=1)

@@ -66,11 +66,14 @@ class TTAMethod(Execution, ABC):
     """Whether the result does not depend on the seed."""
     one_network: ClassVar[bool] = True
     """Whether plain prediction with the deployed network repeats the method's own."""
+    binary_regions: ClassVar[bool] = False
+    """Whether overlapping regions are learned each by itself, not as classes that exclude each other."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:
         super().__init__(params, context)
         self.model = self.placed(model)
+        self.model.apart = self.model.regions and self.binary_regions
         self.steps = 0
         self.setup()
         self.make_passes()

@@ -72,6 +72,7 @@ class CoTTA(TTAMethod):
     name = "cotta"
     summary = "learns from a moving-average teacher's averaged labels and restores weights at random"
     citation = "Wang et al., Continual Test-Time Domain Adaptation, CVPR 2022"
+    binary_regions = True
     protocols = ("N-O", "N-M")
     Params = CoTTAParams
 

@@ -29,6 +29,7 @@ class Tent(Learner):
     name = "tent"
     summary = "minimises the entropy of the predictions by updating the scale and shift of norm layers"
     citation = "Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021"
+    binary_regions = True
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = TentParams

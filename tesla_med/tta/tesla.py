@@ -138,6 +138,7 @@ class TeSLA(AugmentedMethod):
     summary = "learns from a moving-average teacher on clean images and on learned adversarial views"
     citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
+    binary_regions = True
     needs_features: ClassVar[bool] = False
     """Whether :meth:`added_loss` looks at the student's features."""
     Params = TeSLAParams
@@ -252,7 +253,7 @@ class TeSLA(AugmentedMethod):
         plain = p.self_learning == "plain"
         term = losses.cross_entropy if plain else losses.flipped_cross_entropy
         self_learned = term(output.logits, pseudo_labels, weight)
-        marginal = losses.class_marginal(output.logits, prior, self.pixel_weight)
+        marginal = losses.class_marginal(output.logits, prior, self.pixel_weight, apart=self.student.apart)
         loss = self_learned + p.marginal_weight * marginal
         (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
         return {
@@ -275,8 +276,10 @@ class TeSLA(AugmentedMethod):
         if self.params.marginal_target == "uniform":
             return None
         if self._anchor is not None:
-            return losses.class_shares(self._anchor(images).logits.softmax(dim=1), self.pixel_weight)
-        shares = losses.class_shares(pseudo_labels, self.pixel_weight)
+            pseudo_labels = self._anchor(images).logits.softmax(dim=1)
+        shares = losses.class_shares(pseudo_labels, self.pixel_weight, apart=self.student.apart)
+        if self._anchor is not None:
+            return shares
         before = self.class_shares
         self.class_shares = (
             shares if before is None else torch.lerp(before.to(shares), shares, SHARES_MOMENTUM)

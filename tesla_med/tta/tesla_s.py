@@ -37,6 +37,7 @@ class TeSLAS(Aligned, TeSLA):
     citation = f"{TeSLA.citation}; {TTAC.citation}"
     protocols = ("Y-O", "Y-M")
     needs_features = True
+    binary_regions = False
     Params = TeSLASParams
 
     def setup(self) -> None:
