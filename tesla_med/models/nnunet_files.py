@@ -96,7 +96,7 @@ def _numbers() -> list[Any]:
     """Return what checkpoints hold beside tensors: numbers of numpy, in the records of the training."""
     kinds = {type(np.dtype(name)) for name in ("float64", "float32", "float16", "int64", "int32", "bool")}
     names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-    scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
+    scalar = np.float64(0).__reduce__()[0]
     return [np.dtype, np.ndarray, *kinds, *[(scalar, name) for name in names]]
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
 from tesla_med.errors import AdaptationError, ConfigError, DataError
+from tesla_med.io.nifti import axis_directions
 from tesla_med.prepare.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.types import BoolArray, IntArray, Volume
@@ -39,6 +40,7 @@ class NnunetCase(PreparedCase):
         default_factory=lambda: NnunetPreprocessing(spacing=(1, 1), channels=(ChannelNorm(),))
     )
     regions: bool = False
+    turned: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1, 2), ())
     before: tuple[int, ...] = ()
     box: tuple[slice, ...] = ()
     spacing: tuple[float, ...] = ()
@@ -78,6 +80,8 @@ class NnunetCase(PreparedCase):
         native[inside_box] = found.numpy()
         back = np.argsort(self.config.transpose)
         native = native.transpose(0, *(1 + back)).transpose(0, 3, 2, 1)
+        order, flips = self.turned
+        native = np.flip(native, tuple(1 + axis for axis in flips)).transpose(0, *(1 + np.argsort(order)))
         return np.ascontiguousarray(native)
 
 
@@ -133,8 +137,11 @@ class NnunetPreprocessor:
         array, config = volume.array, self.config
         if len(array) != len(config.channels):
             raise DataError(f"{volume.path}: {len(array)} channels, the model needs {len(config.channels)}")
+        order, flips = _to_ras(volume) if config.reorient else ((0, 1, 2), ())
+        array = np.flip(array.transpose(0, *(1 + axis for axis in order)), tuple(1 + axis for axis in flips))
         array = array.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in config.transpose))
-        spacing = tuple(volume.spacing[::-1][axis] for axis in config.transpose)
+        sizes = [volume.spacing[axis] for axis in order][::-1]
+        spacing = tuple(sizes[axis] for axis in config.transpose)
         nonzero = _filled(array)
         box = _box(nonzero)
         inside = (slice(None), *box)
@@ -161,7 +168,14 @@ class NnunetPreprocessor:
             config=config,
             regions=self.regions,
         )
-        return replace(case, before=before, box=box, spacing=spacing, target=target)
+        return replace(case, turned=(order, flips), before=before, box=box, spacing=spacing, target=target)
+
+
+def _to_ras(volume: Volume) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the file's axis that becomes each axis of RAS, and which of the latter are flipped."""
+    directions = dict(enumerate(axis_directions(volume.affine)))
+    order = tuple(sorted(directions, key=lambda axis: directions[axis][0]))
+    return order, tuple(world for world, axis in enumerate(order) if directions[axis][1])
 
 
 def normalise(values: Floats, norm: ChannelNorm, nonzero: BoolArray, where: str) -> Floats:
