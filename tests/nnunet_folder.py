@@ -1,4 +1,4 @@
-"""Tiny nnU-Net v2 model folders, of our own network under nnU-Net's names, for tests that need no nnunetv2."""
+"""Tiny nnU-Net v2 model folders for tests: our own network under the names of nnU-Net."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ SCHEMES = {
     "RGBTo01Normalization": "rgb",
 }
 NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
+STAGES = 16
+"""Most that a network has."""
 RESAMPLING = "resample_data_or_seg_to_shape"
 READERS = {"SimpleITKIO": False, "NibabelIO": False, "NibabelIOWithReorient": True}
 """How nnU-Net reads images, and whether it turns them to RAS for that."""
@@ -321,7 +323,9 @@ def _network(path: Path, config: Mapping[str, Any], dimensions: int) -> dict[str
         "activation_first": given.pop("nonlin_first", False),
         "stem": given.pop("stem_channels", None),
     }
-    stages = given.pop("n_stages", None)
+    stages = given.pop("n_stages", len(params["strides"]))
+    if stages not in range(2, STAGES + 1):
+        raise CheckpointError(f"{path}: n_stages {stages!r}: expected 2 to {STAGES}")
     unknown = sorted(name for name, value in given.items() if value is not None)
     if unknown:
         raise CheckpointError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,9 +80,12 @@ def _read(path: Path) -> Fold:
         with torch.serialization.safe_globals(_numbers()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is None:
+            raise CheckpointError(f"{path}: cannot be read as a checkpoint of nnU-Net v2") from None
         raise CheckpointError(
-            f"{path}: refused, it holds more than weights and numbers and could run code "
-            f"({str(error).strip().splitlines()[0]})"
+            f"{path}: refused, it holds more than weights and numbers and could run code ({found[1]}); "
+            "ask for the folder as nnU-Net's training wrote it"
         ) from None
     except Exception as error:  # torch raises many kinds on damaged files
         text = str(error).strip().splitlines() or [type(error).__name__]

@@ -8,6 +8,7 @@ each voxel; outside the crop there is background.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from tesla_med.types import BoolArray, IntArray, Volume
 if TYPE_CHECKING:
     import torch
 
+MOST = 2**32
+"""Voxels of the largest image that is made."""
 THICK = 3.0
 """Ratio of spacings from which on the axis of the largest is resampled apart."""
 LEAST = 1e-8
@@ -140,7 +143,8 @@ class NnunetPreprocessor:
         order, flips = _to_ras(volume) if config.reorient else ((0, 1, 2), ())
         array = np.flip(array.transpose(0, *(1 + axis for axis in order)), tuple(1 + axis for axis in flips))
         array = array.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in config.transpose))
-        sizes = [volume.spacing[axis] for axis in order][::-1]
+        stated = volume.stated or volume.spacing  # a half voxel is rounded as the header's digits have it
+        sizes = [stated[axis] for axis in order][::-1]
         spacing = tuple(sizes[axis] for axis in config.transpose)
         nonzero = _filled(array)
         box = _box(nonzero)
@@ -154,6 +158,11 @@ class NnunetPreprocessor:
         )
         target = (*spacing[: 3 - config.dimensions], *config.spacing)
         shape = new_shape(array.shape[1:], spacing, target)
+        if math.prod(shape) > MOST:
+            raise DataError(
+                f"{volume.path}: at the model's voxel size of {_mm(target)} mm the image would have "
+                f"{' x '.join(map(str, shape))} voxels; its own are {_mm(spacing)} mm, is that right?"
+            )
         array = resample(array, shape, spacing, target, config.images)
         low, high = self.preprocessing.model_range
         scaled = torch.from_numpy(((array - low) / (high - low)).astype(np.float32))
@@ -169,6 +178,10 @@ class NnunetPreprocessor:
             regions=self.regions,
         )
         return replace(case, turned=(order, flips), before=before, box=box, spacing=spacing, target=target)
+
+
+def _mm(sizes: Sequence[float]) -> str:
+    return " x ".join(f"{size:g}" for size in sizes)
 
 
 def _to_ras(volume: Volume) -> tuple[tuple[int, ...], tuple[int, ...]]:

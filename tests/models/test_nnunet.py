@@ -116,7 +116,7 @@ def test_every_name_of_a_weight_means_ours(tmp_path, dropout):
     for name, value in theirs.items():
         assert own[our_name(name, value, own)] is own[name] if name in own else True
         assert torch.equal(own[our_name(name, value, own)], value)
-    with pytest.raises(KeyError, match="no.such"):
+    with pytest.raises(KeyError, match=r"no\.such"):
         our_name("no.such", torch.zeros(1), own)
 
 
@@ -160,9 +160,7 @@ def test_masks_are_the_argmax_of_the_tiled_logits(tmp_path):
     image = balls()
     write_image(tmp_path / "images" / "case_0000.nii.gz", image)
     predict(folder, tmp_path / "images", tmp_path / "out")
-    mask = np.asanyarray(
-        nibabel.load(next((tmp_path / "out" / "masks").glob("*.nii.gz"))).dataobj
-    )
+    mask = np.asanyarray(nibabel.load(next((tmp_path / "out" / "masks").glob("*.nii.gz"))).dataobj)
     scaled = ((image - image.mean()) / image.std()).transpose(2, 1, 0)
     network = load(folder).model.eval()
     with torch.no_grad():
@@ -177,12 +175,13 @@ def test_channels_are_files_named_as_nnunet_does(tmp_path):
     for index in range(2):
         write_image(tmp_path / f"images/a_{index:04d}.nii.gz", balls((12, 10, 3), seed=index))
     result = predict(folder, tmp_path / "images", tmp_path / "out")
-    assert [case.status for case in result.cases] == ["unscored"] or result.cases[0].status == "ok"
+    assert [item.case for item in result.results] == ["a_0000"]
+    assert result.failed == ()
     (tmp_path / "images/a_0001.nii.gz").unlink()
     result = predict(folder, tmp_path / "images", tmp_path / "again")
-    assert result.cases[0].status == "failed"
-    assert "a" in result.cases[0].reason
-    assert "_0001" in result.cases[0].reason
+    assert len(result.failed) == 1
+    assert "channel 2 has no file" in result.failed[0].reason
+    assert "_0001" in result.failed[0].reason
 
 
 @pytest.mark.slow
@@ -216,8 +215,10 @@ def test_the_path_of_a_checkpoint_or_a_fold_means_that_fold(tmp_path):
         network = load(path).model
         assert len(network.folds) == 1
         own = read_folds(folder)[1].weights
-        assert torch.equal(network.state_dict()["folds.0.encoder.stages.0.0.convs.0.conv.weight"],
-                           own["encoder.stages.0.0.convs.0.conv.weight"])
+        assert torch.equal(
+            network.state_dict()["folds.0.encoder.stages.0.0.convs.0.conv.weight"],
+            own["encoder.stages.0.0.convs.0.conv.weight"],
+        )
 
 
 def test_the_hash_of_weights_is_that_of_every_file(tmp_path):
