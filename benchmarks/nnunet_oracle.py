@@ -6,9 +6,9 @@ Example::
 
 Model folders and images are made, and trained for a few steps, in an environment of nnU-Net's own
 (``--python``; without it one is made in the work folder, where nnunetv2 is installed): one for each of
-``CASES``, which differ in what nnU-Net lets them differ in. There ``nnUNetPredictor`` predicts them: step 0.5,
-Gaussian weights, mirrored over the axes of the checkpoint, all folds. Then ``tesla-med predict`` does. A row of
-the table is one image:
+``CASES``, which differ in what nnU-Net lets them differ in. There ``nnUNetPredictor`` predicts them: step
+0.5, Gaussian weights, mirrored over the axes of the checkpoint, all folds. Then ``tesla-med predict`` does.
+A row of the table is one image:
 
 * agreement, Dice: the share of voxels at which the two masks agree, and the smallest Dice of any class;
 * Dice, exact: the same against the mask that nnU-Net makes of exact logits;
@@ -17,9 +17,10 @@ the table is one image:
 * half: the same for the logits that nnU-Net itself goes on with.
 
 nnU-Net adds tiles up in half precision, with weights that are nearly 0 there far from the centre of a tile.
-Its logits are off by the last column for that, most near the border of an image, and its masks by a few voxels
-at which two classes are as likely. Exact logits are added up in double precision: nnU-Net's preprocessing,
-network, tiles, Gaussian and mirroring, tile by tile in float32, then nnU-Net's resampling and painting.
+Its logits are off by the last column for that, most near the border of an image, and its masks by a few
+voxels at which two classes are as likely. Exact logits are added up in double precision: nnU-Net's
+preprocessing, network, tiles, Gaussian and mirroring, tile by tile in float32, then nnU-Net's resampling and
+painting.
 
 Exit code 1 unless agreement >= 99.99 %, exact Dice >= 0.999 and logits <= 1e-3 for every image.
 """
