@@ -14,7 +14,13 @@ from tesla_med.tta import METHODS, MethodContext, make_method
 pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = 3
 PAIRS = [(name, protocol) for name, method in METHODS.items() for protocol in method.protocols]
-IDS = ["-".join(pair) for pair in PAIRS]
+EVERY_PAIR = pytest.mark.parametrize(
+    ("name", "protocol"),
+    [
+        pytest.param(*pair, id="-".join(pair), marks=[] if pair[1].endswith("O") else pytest.mark.slow)
+        for pair in PAIRS
+    ],
+)
 NORMS = pytest.mark.parametrize("norm", ["InstanceNorm", "BatchNorm"])
 
 
@@ -68,7 +74,7 @@ def check(name, protocol, network, same_state):
 
 
 @NORMS
-@pytest.mark.parametrize(("name", "protocol"), PAIRS, ids=IDS)
+@EVERY_PAIR
 def test_volumes(name, protocol, norm, networks, same_state):
     refusal = check(name, protocol, networks[norm, 3], same_state)
     assert not refusal or f"{name!r}" in refusal
@@ -77,8 +83,9 @@ def test_volumes(name, protocol, norm, networks, same_state):
         assert not refusal
 
 
+@pytest.mark.slow
 @NORMS
-@pytest.mark.parametrize(("name", "protocol"), PAIRS, ids=IDS)
+@EVERY_PAIR
 def test_slices(name, protocol, norm, networks, same_state):
     refusal = check(name, protocol, networks[norm, 2], same_state)
     assert not refusal or f"{name!r}" in refusal
