@@ -207,6 +207,33 @@ def test_masks_are_those_of_nnunet(shared, tmp_path, name):
             assert overlap / ((first == value).sum() + (second == value).sum()) >= 0.999
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dimensions", "regions"), [(2, True), (3, False)])
+def test_from_a_folder_to_adapted_masks_and_back(tmp_path, dimensions, regions):
+    import nibabel
+
+    from tesla_med.adapt import adapt_site
+
+    folder = make_folder(tmp_path / "model", dimensions, regions=regions, norm="BatchNorm", folds=2)
+    for name in ("a", "b"):
+        write_image(tmp_path / f"images/{name}_0000.nii.gz", balls((18, 16, 10), seed=ord(name)))
+    few = ["protocols.N-O.tesla.updates_per_case=2", "methods.tesla.weak_views=2", "guard.enabled=false"]
+    result = adapt_site(
+        None, tmp_path / "images", weights=folder, out=tmp_path / "run", device="cpu", overrides=few
+    )
+    assert result.failed == ()
+    assert result.diverged == 0
+    adapted = tmp_path / "run" / "checkpoints" / "a_0000.safetensors"
+    again = predict(adapted, tmp_path / "images", tmp_path / "again")
+    assert again.failed == ()
+
+    def mask(run, case):
+        return np.asanyarray(nibabel.load(tmp_path / run / f"masks/{case}_mask.nii.gz").dataobj)
+
+    assert mask("run", "a_0000").shape == (18, 16, 10)
+    assert (mask("run", "a_0000") == mask("again", "a_0000")).mean() > 0.98
+
+
 def test_the_path_of_a_checkpoint_or_a_fold_means_that_fold(tmp_path):
     folder = make_folder(tmp_path, folds=2)
     fold = folder / "fold_1"
