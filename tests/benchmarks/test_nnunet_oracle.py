@@ -94,3 +94,11 @@ def test_what_passes(more, good):
     assert lines[2].endswith("FAILED") is not good
     assert len({line.removesuffix(" FAILED").count("|") for line in lines}) == 1
     assert ("other size" in lines[2]) == (more.get("logit_difference_relative", 0) is None)
+
+
+def test_the_table_of_the_page_is_that_of_the_record():
+    root = PROGRAM.parents[1] / "docs" / "reference"
+    record = json.loads((root / "results" / "nnunet_oracle.json").read_text(encoding="utf-8"))
+    assert {item["case"] for item in record["images"]} == set(program.CASES)
+    assert all(program.passed(item) for item in record["images"])
+    assert program.table(record["images"]) in (root / "nnunet.md").read_text(encoding="utf-8")
