@@ -101,7 +101,7 @@ def _numbers() -> list[Any]:
     kinds = {type(np.dtype(name)) for name in ("float64", "float32", "float16", "int64", "int32", "bool")}
     names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
     scalar = np.float64(0).__reduce__()[0]
-    return [np.dtype, np.ndarray, *kinds, *[(scalar, name) for name in names]]
+    return [np.dtype, *kinds, *[(scalar, name) for name in names]]
 
 
 def with_weights(pipeline: PipelineConfig, folds: list[Fold]) -> tuple[PipelineConfig, dict[str, Tensor]]:
