@@ -72,6 +72,7 @@ class Volume:
         nominal_spacing: the file's voxel size is not a physical one (see the site).
         blank: the image is constant, so there is nothing to segment.
         notes: remarks for the report (repaired voxels, assumed units, ...).
+        stated: ``spacing`` as the header states it, which differs by rounding; None where it states none.
     """
 
     array: npt.NDArray[np.float32]
@@ -82,6 +83,7 @@ class Volume:
     nominal_spacing: bool = False
     blank: bool = False
     notes: list[str] = field(default_factory=list)
+    stated: tuple[float, float, float] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

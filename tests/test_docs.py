@@ -249,12 +249,13 @@ def test_command_lines_of_the_pages_use_existing_options():
 
 def sections_with_fields():
     from tesla_med.config import models as config
+    from tesla_med.config import nnunet
     from tesla_med.models import MODELS
     from tesla_med.tta import METHODS
 
     models = [
         item
-        for item in vars(config).values()
+        for item in (vars(config) | vars(nnunet)).values()
         if isinstance(item, type) and issubclass(item, config.Section) and item is not config.Section
     ]
     params = [method.Params for _, method in METHODS.items()]

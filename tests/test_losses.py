@@ -368,3 +368,21 @@ def test_pixels_without_weight_do_not_count():
     nothing = torch.zeros_like(weight)
     assert losses.entropy(logits, nothing).item() == 0
     assert losses.negative_entropy(labels, nothing).eq(0).all()
+
+
+def test_regions_have_marginals_of_their_own():
+    """The mean over regions of the term that each has alone; together they would be one share."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 2, 3, 5, 4, generator=generator)
+    weight = torch.rand(2, 3, 5, 4, generator=generator)
+    for given in (None, weight):
+        alone = [
+            losses.class_marginal(logits[:, :, region], None, None if given is None else given[:, region])
+            for region in range(3)
+        ]
+        found = losses.class_marginal(logits, None, given, apart=True)
+        assert torch.allclose(found, torch.stack(alone).mean())
+        assert not torch.allclose(found, losses.class_marginal(logits, None, given))
+    shares = losses.class_shares(logits.softmax(1), apart=True)
+    assert shares.shape == (2, 3)
+    assert losses.class_marginal(logits, shares, apart=True).abs() < 1e-6

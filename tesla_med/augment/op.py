@@ -67,7 +67,7 @@ class Op:
             each = None if draw is None else draw.repeat_interleave(depth, dim=0)
             changed = self.function(warp.as_slices(images), magnitude.repeat_interleave(depth), each)
             return intensity.unit_range(warp.as_volumes(changed, [depth]))
-        below = draw if draw is None or draw.dim() < 3 else draw.flatten(-3, -2)
+        below = draw if draw is None or draw.dim() < images.dim() else draw.flatten(-3, -2)
         changed = self.function(images.flatten(2, 3), magnitude, below)  # slices below each other
         return intensity.unit_range(changed.view_as(images))
 

@@ -29,7 +29,12 @@ SCHEMES = {
     "RGBTo01Normalization": "rgb",
 }
 NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
+STAGES = 16
+"""Most that a network has."""
 RESAMPLING = "resample_data_or_seg_to_shape"
+READERS = {"SimpleITKIO": False, "NibabelIO": False, "NibabelIOWithReorient": True}
+"""How nnU-Net reads images, and whether it turns them to RAS for that."""
+_ORDERS: dict[str, dict[str, Any]] = {"data": {"order": 3}, "probabilities": {"order": 1}}
 _Axis = Annotated[int, Field(ge=0, le=2)]
 Axes = tuple[_Axis, _Axis, _Axis]
 
@@ -65,9 +70,11 @@ class NnunetPreprocessing(Section):
     """From a volume to what an nnU-Net sees: transpose, crop to nonzero, normalise, resample.
 
     Axes are those of the file in reverse, (z, y, x), then ``transpose``; ``spacing`` in mm is in that order,
-    of two axes for slices, whose first axis keeps its spacing.
+    of two axes for slices, whose first axis keeps its spacing. With ``reorient`` the file's axes are turned
+    to right, anterior, superior before.
     """
 
+    reorient: bool = False
     transpose: Axes = (0, 1, 2)
     spacing: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=2, max_length=3)
     channels: tuple[ChannelNorm, ...] = Field(min_length=1)
@@ -111,21 +118,23 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def folds_of(path: Path) -> list[Path]:
-    """Return the checkpoint of every fold, the final one if there is one, in the order of their numbers.
+    """Return the checkpoints of the numbered folds, in order: the final ones, or if there are none the best.
+
+    ``fold_all`` counts where it is the only one.
 
     Raises:
         CheckpointError: there is none.
     """
-    found = []
     folders = [item for item in path.glob("fold_*") if item.is_dir()]
-    for folder in sorted(folders, key=lambda item: (len(item.name), item.name)):
-        there = [folder / name for name in CHECKPOINTS if (folder / name).is_file()]
-        found += there[:1]
-    if not found:
-        raise CheckpointError(
-            f"{path}: no fold_k/{CHECKPOINTS[0]} or {CHECKPOINTS[1]}; copy the folds of the training into it"
-        )
-    return found
+    folders.sort(key=lambda item: (len(item.name), item.name))
+    numbered = [item for item in folders if item.name.removeprefix("fold_").isdigit()]
+    for some in (numbered, folders):  # fold_all is no part of the ensemble, as in nnU-Net
+        for name in CHECKPOINTS:
+            if found := [folder / name for folder in some if (folder / name).is_file()]:
+                return found
+    raise CheckpointError(
+        f"{path}: no fold_k/{CHECKPOINTS[0]} or {CHECKPOINTS[1]}; copy the folds of the training into it"
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -159,6 +168,7 @@ def _content(path: Path, plans: Mapping[str, Any], dataset: Mapping[str, Any]) -
         "preprocessing": {
             "model_range": (0.0, 1.0) if scaled else Z_RANGE,
             "nnunet": {
+                "reorient": _reoriented(path, plans),
                 "transpose": plans["transpose_forward"],
                 "spacing": config["spacing"],
                 "channels": norms,
@@ -170,10 +180,17 @@ def _content(path: Path, plans: Mapping[str, Any], dataset: Mapping[str, Any]) -
     }
 
 
-def file_ending(path: Path) -> str:
-    """Return the ending of the images that a model was trained on, such as ``.nii.gz``."""
-    ending = _json(path / DATASET).get("file_ending", ".nii.gz")
-    return ending if isinstance(ending, str) else ".nii.gz"
+def _reoriented(path: Path, plans: Mapping[str, Any]) -> bool:
+    """Return whether images are turned to RAS."""
+    reader = plans.get("image_reader_writer", "SimpleITKIO")
+    if reader not in READERS:
+        raise CheckpointError(
+            f"{path}: images read by {reader!r} are not supported; known: {', '.join(READERS)}"
+        )
+    manager = plans.get("label_manager", "LabelManager")
+    if manager != "LabelManager":
+        raise CheckpointError(f"{path}: label manager {manager!r} is not supported, only LabelManager")
+    return READERS[reader]
 
 
 def _configuration(path: Path, plans: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -247,7 +264,8 @@ def _norms(
             )
         norm: dict[str, Any] = {"scheme": SCHEMES[scheme], "masked": bool(masked)}
         if scheme == "CTNormalization":
-            seen = plans["foreground_intensity_properties_per_channel"][str(index)]
+            name = "foreground_intensity_properties_"
+            seen = (plans.get(f"{name}per_channel") or plans[f"{name}by_modality"])[str(index)]
             norm |= {"mean": seen["mean"], "std": seen["std"]}
             norm |= {"lower": seen["percentile_00_5"], "upper": seen["percentile_99_5"]}
         result.append(norm)
@@ -258,13 +276,14 @@ def _resampling(path: Path, config: Mapping[str, Any], of: str) -> dict[str, Any
     function = config.get(f"resampling_fn_{of}", RESAMPLING)
     if function != RESAMPLING:
         raise CheckpointError(f"{path}: resampling by {function!r} is not supported, only {RESAMPLING}")
-    given = config.get(f"resampling_fn_{of}_kwargs", {})
-    default = {"data": 3, "probabilities": 1}[of]
-    return {
-        "order": given.get("order", default),
-        "order_z": given.get("order_z", 0),
-        "separate_z": given.get("force_separate_z"),
-    }
+    given = dict(config.get(f"resampling_fn_{of}_kwargs") or {"force_separate_z": None} | _ORDERS[of])
+    if given.pop("is_seg", False) or given.pop("separate_z_anisotropy_threshold", 3) != 3:
+        raise CheckpointError(f"{path}: resampling_fn_{of}_kwargs ask for what is not supported")
+    result = {"order": given.pop("order", 3), "order_z": given.pop("order_z", 0)}
+    result["separate_z"] = given.pop("force_separate_z", False)  # as in nnU-Net where the plans leave it out
+    if given:
+        raise CheckpointError(f"{path}: resampling_fn_{of}_kwargs {sorted(given)} are not supported")
+    return result
 
 
 def _network(path: Path, config: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
@@ -304,7 +323,9 @@ def _network(path: Path, config: Mapping[str, Any], dimensions: int) -> dict[str
         "activation_first": given.pop("nonlin_first", False),
         "stem": given.pop("stem_channels", None),
     }
-    stages = given.pop("n_stages", None)
+    stages = given.pop("n_stages", len(params["strides"]))
+    if stages not in range(2, STAGES + 1):
+        raise CheckpointError(f"{path}: n_stages {stages!r}: expected 2 to {STAGES}")
     unknown = sorted(name for name, value in given.items() if value is not None)
     if unknown:
         raise CheckpointError(

@@ -26,12 +26,14 @@ class RawImage:
         affine: (4, 4) voxel index to RAS+ world, mm.
         header: the NIfTI header, or None for other formats.
         notes: remarks for the report.
+        sizes: voxel size along I, J, K in mm as the header states it by itself, or None.
     """
 
     array: npt.NDArray[Any]
     affine: Affine
     header: Any = None
     notes: list[str] = field(default_factory=list)
+    sizes: tuple[float, ...] | None = None
 
 
 def spacing_of(affine: Affine) -> tuple[float, float, float]:

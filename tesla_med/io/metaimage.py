@@ -64,7 +64,7 @@ def read_metaimage(path: Path, index: int | None = None) -> RawImage:
     affine[:3, 3] = np.array(image.GetOrigin())[:3]
     affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # the library's world is LPS+
     check_affine(affine, path)
-    return RawImage(one_of_series(array.T, index), affine)
+    return RawImage(one_of_series(array.T, index), affine, sizes=tuple(image.GetSpacing()[:3]))
 
 
 def _held_bytes(path: Path) -> int | None:

@@ -41,7 +41,9 @@ def read_nifti(path: Path, index: int | None = None) -> RawImage:
     stored = _voxels(raw, header, path, index)
     affine = _affine(header, stored.shape, path, notes)
     _repair_sizes(header, affine, notes)
-    return RawImage(_scaled(stored, header, notes), affine, header, notes)
+    factor = _MM.get(int(header["xyzt_units"]) & 7, 1.0)
+    sizes = tuple(float(size) * factor for size in header["pixdim"][1:4])
+    return RawImage(_scaled(stored, header, notes), affine, header, notes, sizes)
 
 
 def axis_affine(affine: Affine) -> Affine:

@@ -72,12 +72,20 @@ def read_volume(
         array=array[None],
         affine=raw.affine,
         spacing=steps,
+        stated=_stated(raw, steps),
         header=raw.header,
         path=path,
         nominal_spacing=nominal,
         blank=bool(array.min() == array.max()),
         notes=notes,
     )
+
+
+def _stated(raw: RawImage, steps: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Return the voxel size that the header states, that of the affine where they contradict each other."""
+    if raw.sizes is None or not np.allclose(raw.sizes, steps, rtol=1e-4, atol=0):
+        return steps
+    return (raw.sizes[0], raw.sizes[1], raw.sizes[2])
 
 
 def read_case(case: Case, site: SiteConfig) -> Volume:

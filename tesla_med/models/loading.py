@@ -14,7 +14,7 @@ from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder
 from tesla_med.config.paths import user_path
-from tesla_med.errors import CheckpointError
+from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.io.files import sha256, sha256_of
 from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import SOURCE_DICE, ModelCard, load_state, read_card, read_state
@@ -81,7 +81,10 @@ def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
         raise CheckpointError(f"{path}: an nnU-Net; pipeline {pipeline.name!r} was loaded without its plans")
     folds = read_folds(path)
     resolved, state = with_weights(pipeline, folds)
-    model = build_model(resolved)
+    try:
+        model = build_model(resolved)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     load_state(model, state, path)
     return LoadedModel(model, resolved, None, ())
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med.errors import CheckpointError, DataError
@@ -95,20 +96,21 @@ def source_statistics(
 
     Args:
         model: the network, on its device; its mode is restored afterwards.
-        batches: images (N, C, H, W) float32 in the model's range, with class indices (N, H, W) of pixels or
-            (N,) of tiles.
+        batches: images (N, C, *spatial) float32 in the model's range, with class indices (N, *spatial) of
+            pixels or (N,) of tiles.
         classes: number of classes.
         pixels_per_slice: largest number of pixels of each slice, drawn without replacement; None takes all.
         generator: generator of the draw, on the CPU; seeded with 0 if not given.
 
     Raises:
         DataError: no batch came.
-        CheckpointError: what enters the head is not (N, D, h, w), or (N, D) in a tile classifier.
+        CheckpointError: what enters the head is not (N, D, *spatial), or (N, D) in a tile classifier.
     """
     generator = generator or torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     caught: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    layers = list(model.head) if isinstance(model.head, nn.ModuleList) else [model.head]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0])) for layer in layers]
     training = model.training
     model.eval()
     moments: _Moments | None = None
@@ -116,31 +118,33 @@ def source_statistics(
         for images, labels in batches:
             caught.clear()
             model(images.to(device))
-            features = _feature_map(caught, labels.dim())
+            features = _feature_map(caught, labels.dim(), len(layers))
             moments = moments or _Moments(classes, features.shape[1], device)
             if labels.dim() == 1:
                 moments.add(features.flatten(1), labels.to(device))
                 continue
-            for vectors, targets in _pixels(features, labels.to(device), images.shape[-2:]):
+            for vectors, targets in _pixels(features, labels.to(device), images.shape[2:]):
                 kept = _subset(len(targets), pixels_per_slice, generator).to(device)
                 moments.add(vectors[kept], targets[kept])
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         model.train(training)
     if moments is None:
         raise DataError("source statistics need at least one labelled slice, got none")
     return moments.result()
 
 
-def _feature_map(caught: list[Tensor], label_axes: int) -> Tensor:
-    """Return the features (N, D, h, w); a tile has a single pixel."""
-    shape = tuple(caught[-1].shape) if caught else "nothing"
-    if caught and label_axes == 1 and caught[-1].dim() == 2:
-        return caught[-1][:, :, None, None]
-    if not caught or label_axes == 1 or caught[-1].dim() != 4:
-        wanted = "(N, D)" if label_axes == 1 else "(N, D, h, w)"
+def _feature_map(caught: list[Tensor], label_axes: int, heads: int) -> Tensor:
+    """Return the features (N, D, *spatial), those of an ensemble joined; a tile has a single pixel."""
+    found = torch.cat(caught[-heads:], dim=1) if caught else None
+    shape = "nothing" if found is None else tuple(found.shape)
+    if found is not None and label_axes == 1 and found.dim() == 2:
+        return found[:, :, None, None]
+    if found is None or label_axes == 1 or found.dim() != label_axes + 1:
+        wanted = {1: "(N, D)", 3: "(N, D, h, w)"}.get(label_axes, "(N, D, d, h, w)")
         raise CheckpointError(f"the head's input should be {wanted} features, got {shape}")
-    return caught[-1]
+    return found
 
 
 def _pixels(features: Tensor, labels: Tensor, size: Sequence[int]) -> Iterable[tuple[Tensor, Tensor]]:
@@ -148,11 +152,11 @@ def _pixels(features: Tensor, labels: Tensor, size: Sequence[int]) -> Iterable[t
 
     Padding is cropped off the features; if they are coarser than the labels, the labels are resampled.
     """
-    height, width = size
-    if features.shape[-2] >= height and features.shape[-1] >= width:
-        features = features[..., :height, :width]
+    if all(have >= side for have, side in zip(features.shape[2:], size, strict=True)):
+        inside: Any = (..., *(slice(side) for side in size))
+        features = features[inside]
     else:
-        labels = functional.interpolate(labels[:, None].float(), features.shape[-2:])[:, 0].long()
+        labels = functional.interpolate(labels[:, None].float(), features.shape[2:])[:, 0].long()
     for feature, target in zip(features, labels, strict=True):
         yield feature.flatten(1).T, target.flatten().long()
 

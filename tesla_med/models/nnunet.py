@@ -18,32 +18,38 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tesla_med.config.models import Section
+from tesla_med.config.nnunet import STAGES
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import MODELS, Network
 from tesla_med.models.tiling import tiled
 
-Sizes = tuple[Annotated[int, Field(ge=1)], ...]
+Widths = tuple[Annotated[int, Field(ge=1, le=4096)], ...]
+Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
+Sizes = tuple[Annotated[int, Field(ge=1, le=64)], ...]
+Patch = tuple[Annotated[int, Field(ge=1, le=4096)], ...]
 
 
 class NnunetParams(Section):
     """Parameters of an nnU-Net; lists have an entry for each stage of the encoder, from the finest."""
 
     kind: Literal["PlainConvUNet", "ResidualEncoderUNet"] = "PlainConvUNet"
-    features: Sizes = Field(min_length=2)
+    features: Widths = Field(min_length=2, max_length=STAGES)
     kernels: tuple[Sizes, ...] = Field(description="sides of the kernels, which gives the number of axes")
     strides: tuple[Sizes, ...] = Field(description="by which a stage shrinks what it gets")
-    blocks: Sizes = Field(description="convolutions, or residual blocks, of each stage")
-    decoder_blocks: Sizes = Field(description="convolutions of each stage of the decoder, from the coarsest")
+    blocks: Counts = Field(description="convolutions, or residual blocks, of each stage")
+    decoder_blocks: Counts = Field(description="convolutions of each stage of the decoder, from the coarsest")
     bias: bool = True
     norm: Literal["InstanceNorm", "BatchNorm"] | None = "InstanceNorm"
     norm_options: dict[str, float | bool] = {}
     activation: Literal["LeakyReLU", "ReLU", "ELU", "GELU", "SiLU", "PReLU"] | None = "LeakyReLU"
     activation_options: dict[str, float | bool | str] = {}
     activation_first: bool = Field(False, description="activation before norm")
-    stem: int | None = Field(None, ge=1, description="features before the first stage of a residual encoder")
+    stem: int | None = Field(
+        None, ge=1, le=4096, description="features before the first stage of a residual encoder"
+    )
     regions: bool = Field(False, description="outputs are overlapping regions, not classes")
     folds: int = Field(1, ge=1, description="networks whose logits are averaged")
-    patch: Sizes | None = Field(None, description="size of the tiles of a prediction; null: whole images")
+    patch: Patch | None = Field(None, description="size of the tiles of a prediction; null: whole images")
     mirror: tuple[Annotated[int, Field(ge=0, le=2)], ...] = Field(
         (), description="spatial axes over which the tiles of a prediction are mirrored too"
     )

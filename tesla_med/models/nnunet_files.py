@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,9 +80,12 @@ def _read(path: Path) -> Fold:
         with torch.serialization.safe_globals(_numbers()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is None:
+            raise CheckpointError(f"{path}: cannot be read as a checkpoint of nnU-Net v2") from None
         raise CheckpointError(
-            f"{path}: refused, it holds more than weights and numbers and could run code "
-            f"({str(error).strip().splitlines()[0]})"
+            f"{path}: refused, it holds more than weights and numbers and could run code ({found[1]}); "
+            "ask for the folder as nnU-Net's training wrote it"
         ) from None
     except Exception as error:  # torch raises many kinds on damaged files
         text = str(error).strip().splitlines() or [type(error).__name__]
@@ -96,8 +100,8 @@ def _numbers() -> list[Any]:
     """Return what checkpoints hold beside tensors: numbers of numpy, in the records of the training."""
     kinds = {type(np.dtype(name)) for name in ("float64", "float32", "float16", "int64", "int32", "bool")}
     names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-    scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
-    return [np.dtype, np.ndarray, *kinds, *[(scalar, name) for name in names]]
+    scalar = np.float64(0).__reduce__()[0]
+    return [np.dtype, *kinds, *[(scalar, name) for name in names]]
 
 
 def with_weights(pipeline: PipelineConfig, folds: list[Fold]) -> tuple[PipelineConfig, dict[str, Tensor]]:

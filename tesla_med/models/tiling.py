@@ -74,23 +74,28 @@ def _stitched(
     places = list(itertools.product(*axes))
     if len(places) == 1:
         return mirrored(network, images, mirror)
-    total, weights = None, None
     weight = importance(patch)
+    sums = torch.zeros(images.shape[2:])
     for place in places:
-        spot = tuple(slice(low, low + side) for low, side in zip(place, patch, strict=True))
+        sums[_spot(place, patch)] += weight
+    total = None
+    for place in places:
+        spot = _spot(place, patch)
         where = (slice(None), slice(None), *spot)
         logits = mirrored(network, images[where].contiguous(), mirror).float()
-        if total is None or weights is None:
+        if total is None:
             shape = (images.shape[0], logits.shape[1], *images.shape[2:])
             large = 4 * math.prod(shape) > LARGE
             device = torch.device("cpu") if large else logits.device
             total = torch.zeros(shape, dtype=torch.float16 if large else torch.float32, device=device)
-            weights = torch.zeros(images.shape[2:], device=device)
-            weight = weight.to(device)
-        total[where] += (logits.to(weight.device) * weight).to(total.dtype)
-        weights[spot] += weight
-    assert total is not None and weights is not None  # noqa: S101, PT018 - there are places
-    return total.div_(weights.to(total.dtype)).to(images.device)
+        share = (weight / sums[spot]).to(total.device)  # of 0 to 1, so that half precision loses no tile
+        total[where] += (logits.to(total.device) * share).to(total.dtype)
+    assert total is not None  # noqa: S101 - there are places
+    return total.to(images.device)
+
+
+def _spot(place: Sequence[int], patch: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(low, low + side) for low, side in zip(place, patch, strict=True))
 
 
 def mirrored(network: Callable[[Tensor], Tensor], images: Tensor, mirror: Sequence[int]) -> Tensor:

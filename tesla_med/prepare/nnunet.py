@@ -8,6 +8,7 @@ each voxel; outside the crop there is background.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
 from tesla_med.errors import AdaptationError, ConfigError, DataError
+from tesla_med.io.nifti import axis_directions
 from tesla_med.prepare.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.types import BoolArray, IntArray, Volume
@@ -25,6 +27,8 @@ from tesla_med.types import BoolArray, IntArray, Volume
 if TYPE_CHECKING:
     import torch
 
+MOST = 2**32
+"""Voxels of the largest image that is made."""
 THICK = 3.0
 """Ratio of spacings from which on the axis of the largest is resampled apart."""
 LEAST = 1e-8
@@ -39,6 +43,7 @@ class NnunetCase(PreparedCase):
         default_factory=lambda: NnunetPreprocessing(spacing=(1, 1), channels=(ChannelNorm(),))
     )
     regions: bool = False
+    turned: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1, 2), ())
     before: tuple[int, ...] = ()
     box: tuple[slice, ...] = ()
     spacing: tuple[float, ...] = ()
@@ -78,6 +83,8 @@ class NnunetCase(PreparedCase):
         native[inside_box] = found.numpy()
         back = np.argsort(self.config.transpose)
         native = native.transpose(0, *(1 + back)).transpose(0, 3, 2, 1)
+        order, flips = self.turned
+        native = np.flip(native, tuple(1 + axis for axis in flips)).transpose(0, *(1 + np.argsort(order)))
         return np.ascontiguousarray(native)
 
 
@@ -133,8 +140,12 @@ class NnunetPreprocessor:
         array, config = volume.array, self.config
         if len(array) != len(config.channels):
             raise DataError(f"{volume.path}: {len(array)} channels, the model needs {len(config.channels)}")
+        order, flips = _to_ras(volume) if config.reorient else ((0, 1, 2), ())
+        array = np.flip(array.transpose(0, *(1 + axis for axis in order)), tuple(1 + axis for axis in flips))
         array = array.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in config.transpose))
-        spacing = tuple(volume.spacing[::-1][axis] for axis in config.transpose)
+        stated = volume.stated or volume.spacing  # a half voxel is rounded as the header's digits have it
+        sizes = [stated[axis] for axis in order][::-1]
+        spacing = tuple(sizes[axis] for axis in config.transpose)
         nonzero = _filled(array)
         box = _box(nonzero)
         inside = (slice(None), *box)
@@ -147,6 +158,11 @@ class NnunetPreprocessor:
         )
         target = (*spacing[: 3 - config.dimensions], *config.spacing)
         shape = new_shape(array.shape[1:], spacing, target)
+        if math.prod(shape) > MOST:
+            raise DataError(
+                f"{volume.path}: at the model's voxel size of {_mm(target)} mm the image would have "
+                f"{' x '.join(map(str, shape))} voxels; its own are {_mm(spacing)} mm, is that right?"
+            )
         array = resample(array, shape, spacing, target, config.images)
         low, high = self.preprocessing.model_range
         scaled = torch.from_numpy(((array - low) / (high - low)).astype(np.float32))
@@ -161,7 +177,18 @@ class NnunetPreprocessor:
             config=config,
             regions=self.regions,
         )
-        return replace(case, before=before, box=box, spacing=spacing, target=target)
+        return replace(case, turned=(order, flips), before=before, box=box, spacing=spacing, target=target)
+
+
+def _mm(sizes: Sequence[float]) -> str:
+    return " x ".join(f"{size:g}" for size in sizes)
+
+
+def _to_ras(volume: Volume) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the file's axis that becomes each axis of RAS, and which of the latter are flipped."""
+    directions = dict(enumerate(axis_directions(volume.affine)))
+    order = tuple(sorted(directions, key=lambda axis: directions[axis][0]))
+    return order, tuple(world for world, axis in enumerate(order) if directions[axis][1])
 
 
 def normalise(values: Floats, norm: ChannelNorm, nonzero: BoolArray, where: str) -> Floats:

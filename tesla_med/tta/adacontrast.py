@@ -200,10 +200,10 @@ class AdaContrast(TTAMethod):
             return torch.zeros(1, dtype=torch.long)
         stride = [min(self.params.refine_stride, length) for length in size]
         start = [int(torch.randint(step, (1,), generator=self.generator)) for step in stride]
-        down, across = (
-            torch.arange(first, length, step) for first, length, step in zip(start, size, stride, strict=True)
-        )
-        return (down[:, None] * size[1] + across).flatten()
+        flat = torch.zeros((), dtype=torch.long)
+        for first, length, step in zip(start, size, stride, strict=True):
+            flat = flat[..., None] * length + torch.arange(first, length, step)
+        return flat.flatten()
 
     @torch.no_grad()
     def _keys(self, weak: Tensor, positions: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tesla_med import losses
 from tesla_med.augment import warp
 from tesla_med.errors import AdaptationError
+from tesla_med.tta._mechanics.patches import drawn_patches
 from tesla_med.tta._shared.opttta_views import OPERATIONS, apply_draw, draw_views, norm_distance
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
@@ -136,9 +137,8 @@ class OptTTA(TTAMethod):
         optimizer = torch.optim.AdamW([raw], lr=p.learning_rate)
         last: list[Tensor] = []
         for step in range(steps):
-            drawn = torch.randint(count, (size,), generator=self.generator).to(images.device)
-            weight = None if self.pixel_weight is None else self.to_device(self.pixel_weight[drawn])
-            terms = self._objective(index, raw, self.to_device(images[drawn]), weight)
+            batch, weight = self._drawn(images, size)
+            terms = self._objective(index, raw, batch, weight)
             optimizer.zero_grad(set_to_none=True)
             terms[0].backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -146,6 +146,15 @@ class OptTTA(TTAMethod):
                 last.append(terms.detach())
         self.policies.raw[index].copy_(raw.detach())
         return torch.stack(last).mean(dim=0)
+
+    def _drawn(self, images: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+        """Return ``size`` random slices or patches, on the device, and the weight of their pixels."""
+        if self.patch is not None and images.shape[2:] != self.patch:
+            nowhere = torch.empty(0, images.dim() - 1)
+            return self.to_device(drawn_patches(images, self.patch, size, nowhere, self.generator)), None
+        drawn = torch.randint(len(images), (size,), generator=self.generator).to(images.device)
+        weight = None if self.pixel_weight is None else self.to_device(self.pixel_weight[drawn])
+        return self.to_device(images[drawn]), weight
 
     def _objective(self, index: int, raw: Tensor, images: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the objective of one batch and its three terms, (4,), with a gradient in ``raw`` (7,).
@@ -183,7 +192,7 @@ class OptTTA(TTAMethod):
         for index in self.kept:
             for start in range(0, self.params.views, at_once):
                 count = min(at_once, self.params.views - start)
-                probs = self._view(index, several.repeat(count, 1, 1, 1))
+                probs = self._view(index, several.repeat(count, *[1] * (several.dim() - 1)))
                 probs = probs.view(count, len(images), *probs.shape[1:]).sum(dim=0)
                 total = probs if total is None else total + probs
         assert total is not None  # noqa: S101 - there is a sub-policy and a view
@@ -195,7 +204,7 @@ class OptTTA(TTAMethod):
         draw = draw_views(len(images), self.generator, self.context.device)
         magnitudes = self.policies.raw[index].sigmoid()
         view = apply_draw(images, self.policies.members[index], magnitudes, draw)
-        return warp.from_view(self.logits(self.model, view.images).softmax(dim=1), view.theta)
+        return warp.from_view(self.logits(self.model.whole, view.images).softmax(dim=1), view.theta)
 
     def record(self) -> dict[str, float]:
         """Return for each operation the share of kept sub-policies with it and its mean magnitude in them."""

@@ -696,3 +696,29 @@ def test_importing_stays_light() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.stderr.strip() == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["a.nii.gz", "a.mha", "a.nrrd"])
+def test_voxel_sizes_as_the_header_states_them(tmp_path: Path, name: str) -> None:
+    image = sitk.GetImageFromArray(np.zeros((3, 4, 5), np.float32))
+    image.SetSpacing((0.9, 0.7, 1.3))
+    image.SetDirection(
+        (0.936293, -0.275096, 0.218351, 0.289629, 0.956425, -0.036957, -0.198669, 0.097843, 0.975170)
+    )
+    sitk.WriteImage(image, str(tmp_path / name))
+    volume = io.read_volume(tmp_path / name)
+    assert volume.stated == sitk.ReadImage(str(tmp_path / name)).GetSpacing()
+    assert (volume.spacing != volume.stated) == (name != "a.nrrd")  # which states no size but its matrix
+    assert np.allclose(volume.spacing, volume.stated, rtol=1e-5)
+
+
+def test_stated_voxel_sizes_that_contradict_the_affine_do_not_count(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(np.ones((3, 4, 5), np.float32), np.diag([2.0, 2.0, 2.0, 1.0]))
+    image.header["pixdim"][1:4] = (2.01, 2.0, 2.0)  # within what is left in the header
+    nib.save(image, tmp_path / "a.nii.gz")
+    raw = bytearray(gzip.decompress((tmp_path / "a.nii.gz").read_bytes()))
+    raw[80:84] = struct.pack("<f", 2.01)
+    (tmp_path / "a.nii").write_bytes(raw)
+    volume = io.read_volume(tmp_path / "a.nii")
+    assert volume.header["pixdim"][1] == np.float32(2.01)
+    assert volume.stated == volume.spacing == (2.0, 2.0, 2.0)

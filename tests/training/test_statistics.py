@@ -112,6 +112,47 @@ def test_coarse_features_take_the_nearest_label() -> None:
     assert result.class_pixels.tolist() == [32, 32]
 
 
+class TinyOfVolumes(Network):
+    """Two networks of volumes whose features are the image and its square, each with a head."""
+
+    Params = Section
+    summary = "test"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Conv3d(1, 2, 1) for _ in range(2))
+
+    @classmethod
+    def build(cls, params: Section, channels: int, classes: int) -> TinyOfVolumes:
+        return cls()
+
+    @property
+    def head(self) -> nn.Module:
+        return self.heads
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        padded = nn.functional.pad(images, (0, 1, 0, 2, 0, 1))  # as networks do that need legal sizes
+        return self.heads[0](padded) + self.heads[1](padded**2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits(images)
+
+
+def test_moments_of_volumes_of_an_ensemble() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 1, 3, 4, 5, generator=generator)
+    labels = torch.randint(2, (2, 3, 4, 5), generator=generator)
+    found = source_statistics(TinyOfVolumes(), [(images, labels)], 2)
+    vectors = torch.cat([images, images**2], dim=1).movedim(1, -1).reshape(-1, 2)
+    assert torch.allclose(found.mean, vectors.mean(0), atol=1e-5)
+    assert torch.allclose(found.covariance, torch.cov(vectors.T, correction=0), atol=1e-5)
+    for index in range(2):
+        assert torch.allclose(found.class_mean[index], vectors[labels.flatten() == index].mean(0), atol=1e-5)
+    assert found.class_pixels.sum() == 120
+    again = source_statistics(TinyOfVolumes(), [(images, labels)] * 2, 2)  # the batch before is forgotten
+    assert torch.allclose(again.mean, found.mean, atol=1e-5)
+
+
 def test_no_batch_and_no_feature_map() -> None:
     with pytest.raises(DataError, match="at least one"):
         source_statistics(Tiny(), [], 2)
