@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tesla_med.config.models import PipelineConfig, Region
+from tesla_med.config.resolve import FORMATS
 from tesla_med.prepare.bundle import BundlePreprocessor
 from tesla_med.prepare.nnunet import NnunetPreprocessor
 from tesla_med.prepare.transforms import Preprocessor
 
 AnyPreprocessor: TypeAlias = Preprocessor | NnunetPreprocessor | BundlePreprocessor
+
+
+def is_foreign(pipeline: PipelineConfig) -> bool:
+    """Whether a pipeline is that of a model which was trained elsewhere."""
+    return pipeline.model.name in FORMATS
 
 
 def preprocessor_of(pipeline: PipelineConfig, region: Region) -> AnyPreprocessor:

@@ -124,3 +124,11 @@ def test_methods_that_can_ask_of_each_region_by_itself(tmp_path, name):
     probs = method.predict(images)
     assert probs.shape == (2, 3, 16, 16)
     assert torch.allclose(probs.sum(dim=1), torch.ones(2, 16, 16), atol=1e-5)
+
+
+@pytest.mark.parametrize("pipeline", ["nnunet", "bundle"])
+def test_such_models_are_not_trained_here(tmp_path, images, capsys, pipeline):
+    line = ["train", "--pipeline", pipeline, "--sites", "nnunet/any", "--volumes", str(images)]
+    assert run([*line, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
+    assert "trained elsewhere" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
