@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tesla_med.config.bundle import READING, BundlePreprocessing, BundleStep
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.errors import AdaptationError, ConfigError, DataError, GeometryError
-from tesla_med.prepare.overlapping import exclusive, overlapping
+from tesla_med.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.prepare.trusted import run_key
 from tesla_med.types import BoolArray, IntArray, Volume

@@ -20,7 +20,7 @@ from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
 from tesla_med.errors import AdaptationError, ConfigError, DataError
 from tesla_med.io.nifti import axis_directions
-from tesla_med.prepare.overlapping import exclusive, overlapping
+from tesla_med.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.types import BoolArray, IntArray, Volume
 
