@@ -453,9 +453,9 @@ def ours(folder: Path, work: Path, device: str) -> dict[str, tuple[Any, Any]]:
 
     from tesla_med.actions.predict import predict as predict_masks
     from tesla_med.config.resolve import resolve
+    from tesla_med.losses import overlapping
     from tesla_med.models.base import default_device, to_model_range
     from tesla_med.models.loading import load_model
-    from tesla_med.overlapping import overlapping
     from tesla_med.tasks.volumes import Volumes
 
     predict_masks(work / "images", folder, out=work / "ours", device=device)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tesla_med.config.files import validate
 from tesla_med.config.models import PipelineConfig, Section
 from tesla_med.errors import ConfigError
-from tesla_med.overlapping import binary, exclusive
+from tesla_med.losses import binary, exclusive
 from tesla_med.registry import Registry
 
 

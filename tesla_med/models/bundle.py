@@ -2,7 +2,7 @@
 
 It is built from the class name and the plain arguments of the bundle, or loaded from its TorchScript.
 Overlapping regions, which a bundle has where its outputs go through a sigmoid, become classes that exclude
-each other (see :func:`tesla_med.overlapping.exclusive`).
+each other (see :func:`tesla_med.losses.exclusive`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Plain convolutional U-Net (Isensee et al., Nature Methods 2021) and the one with a residual encoder (Isensee
 et al., nnU-Net Revisited, MICCAI 2024), in two or three dimensions. Several folds are an ensemble: the mean
 of their logits. Overlapping regions become classes that exclude each other
-(see :func:`tesla_med.overlapping.exclusive`).
+(see :func:`tesla_med.losses.exclusive`).
 """
 
 from __future__ import annotations

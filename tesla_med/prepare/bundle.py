@@ -17,7 +17,6 @@ import numpy.typing as npt
 from tesla_med.config.bundle import READING, BundlePreprocessing, BundleStep
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.errors import AdaptationError, ConfigError, DataError, GeometryError
-from tesla_med.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.prepare.trusted import run_key
 from tesla_med.types import BoolArray, IntArray, Volume
@@ -57,6 +56,8 @@ class BundleCase(PreparedCase):
         """
         import torch
         from monai.data import MetaTensor
+
+        from tesla_med.losses import exclusive, overlapping
 
         expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
         if tuple(probs.shape) != expected:

@@ -20,7 +20,6 @@ from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
 from tesla_med.errors import AdaptationError, ConfigError, DataError
 from tesla_med.io.nifti import axis_directions
-from tesla_med.overlapping import exclusive, overlapping
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.types import BoolArray, IntArray, Volume
 
@@ -62,6 +61,8 @@ class NnunetCase(PreparedCase):
             AdaptationError: another shape than the images', or values that are not finite.
         """
         import torch
+
+        from tesla_med.losses import exclusive, overlapping
 
         expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
         if tuple(probs.shape) != expected:

@@ -12,8 +12,8 @@ from nnunet_folder import balls, load, make_folder, write_image
 
 from tesla_med import adapt_site, predict, rollback
 from tesla_med.cli.app import run
+from tesla_med.losses import overlapping
 from tesla_med.models.nnunet_files import read_folds
-from tesla_med.overlapping import overlapping
 from tesla_med.tta.base import METHODS, MethodContext, make_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")

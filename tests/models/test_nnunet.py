@@ -10,9 +10,9 @@ import torch
 from nnunet_folder import balls, load, make_folder, pipeline_of, write_image
 
 from tesla_med.errors import CheckpointError, ConfigError
+from tesla_med.losses import overlapping
 from tesla_med.models.nnunet import Nnunet, NnunetParams, our_name, own_names
 from tesla_med.models.nnunet_files import read_folds
-from tesla_med.overlapping import overlapping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

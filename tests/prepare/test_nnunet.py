@@ -342,7 +342,7 @@ def test_logits_are_resampled_not_probabilities(regions):
     case = preparer((2.0, 2.0, 2.0), regions=regions)(image)
     outputs = torch.randn(1, 2 if regions else 3, 4, 4, 4, generator=torch.Generator().manual_seed(0)) * 4
     if regions:
-        from tesla_med.overlapping import exclusive
+        from tesla_med.losses import exclusive
 
         probs = exclusive(outputs).exp()
     else:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tesla_med.config.models import LabelClass, PipelineConfig
-from tesla_med.overlapping import exclusive, overlapping
+from tesla_med.losses import exclusive, overlapping
 from tesla_med.scoring.score import label_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
