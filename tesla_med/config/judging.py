@@ -37,6 +37,9 @@ class GuardConfig(Section):
     head_start: float = Field(
         0.2, ge=0, description="by how much another mask must be trusted more than the source's"
     )
+    least_trust: float = Field(
+        0.0, ge=0, description="trust that a mask must have to be taken in place of the source's"
+    )
     least_support: float = Field(
         0.6,
         ge=0,

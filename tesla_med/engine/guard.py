@@ -245,7 +245,8 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
        that of source and adapted mask, for all alike), less at most ``shape_cost`` where the area changes
-       more than by a single rise and fall. The source's mask has a head start.
+       more than by a single rise and fall. The source's mask has a head start, and unless it is refused
+       only masks of ``least_trust`` can take its place.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -264,7 +265,10 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         text = f"nothing is trustworthy here: no two masks agree; {LABELS[best]} mask is the most consistent"
         collapsed &= best != "adapted"
         return _verdict(best, text, signals, collapsed=collapsed, trusted=False)
-    best = max((name for name in names if name not in refused), key=lambda name: trust[name])
+    left = [name for name in names if name not in refused]
+    if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
+        left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
+    best = max(left, key=lambda name: trust[name])
     trusted = _support(best, names, signals) >= config.least_support
     return _verdict(
         best, _reason(best, refused, trust, trusted), signals, collapsed=collapsed, trusted=trusted

@@ -101,6 +101,15 @@ def test_the_head_start_is_the_sources_alone():
         assert candidate_of(judge(level | {f"consistency_{name}": 0.93}, CONFIG)) == name
 
 
+def test_a_mask_of_little_trust_does_not_take_the_place_of_the_sources():
+    signals = signals_of((0.8,) * 6, (0.7, 0.7, 0.7, 0.9))
+    trust = judge(signals, CONFIG).signals["trust_adapted"]
+    for least, taken in ((trust - 0.01, "adapted"), (trust + 0.01, "source")):
+        assert candidate_of(judge(signals, CONFIG.model_copy(update={"least_trust": least}))) == taken
+    empty = signals | {"foreground_source": 0.0}  # refused, so another must be taken whatever its trust
+    assert candidate_of(judge(empty, CONFIG.model_copy(update={"least_trust": trust + 1}))) == "adapted"
+
+
 @pytest.mark.parametrize(
     ("narrow", "taken"),
     [
