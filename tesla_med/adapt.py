@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
-from tesla_med.engine.predictor import NOT_FINITE, diverged_note
+from tesla_med.engine.predictor import NOT_FINITE
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
@@ -21,6 +21,7 @@ from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
 from tesla_med.records import SiteResult
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
+from tesla_med.scoring.text import some_of
 from tesla_med.types import Carry, Failure, Progress, Ref, Unit, Verdict
 
 log = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ class _Run:
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
         units, diverged = len(plan.refs), self.ledger.count(lambda item: NOT_FINITE in item.reason)
-        notes = plan.notes + diverged_note(diverged, units, task.unit)
+        notes = plan.notes + some_of(NOT_FINITE, diverged, units, task.unit)
         files, broken = self.reports.finish(results, self.progress), self.reports.failed
         said = {"notes": list(notes), "reports_failed": broken, **task.account(plan.items, results)}
         self.folder.write_manifest(plan.settings(), plan.manifest() | said, complete=True)

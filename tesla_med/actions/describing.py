@@ -64,12 +64,9 @@ def _images(plan: Plan) -> str:
     elif pipeline.preprocessing.size is not None:
         parts += [f"resized to {size(map(str, pipeline.preprocessing.size))} pixels"]
     if plan.model.patch is not None:
-        mirror = plan.pipeline.model.params.get("mirror")
-        also = (
-            f", mirrored over {'all' if len(mirror) == len(plan.model.patch) else len(mirror)} axes"
-            if mirror
-            else ""
-        )
+        mirror = len(plan.pipeline.model.params.get("mirror", ()))
+        axes = "all" if mirror == len(plan.model.patch) else mirror
+        also = f", mirrored over {axes} axes" if mirror else ""
         parts += [f"patches of {size(map(str, plan.model.patch))}{also}"]
     return "; ".join(parts)
 

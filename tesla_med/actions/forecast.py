@@ -224,8 +224,7 @@ class _Meter:
 
         images = self.images[torch.arange(count) % len(self.images)]
         if method.patch is not None:
-            nowhere, generator = torch.empty(0, images.dim() - 1), torch.Generator().manual_seed(0)
-            images = drawn_patches(self.images, method.patch, count, nowhere, generator)
+            images = drawn_patches(self.images, method.patch, count, None, torch.Generator().manual_seed(0))
         update(images[: self._few(0, count)])  # warms up, makes gradients and moments
         repeats = 4 if self.plan.device.type == "cuda" else 2  # graphs are captured on the way
         seconds, grown = self._timed(lambda: update(images), repeats=repeats)

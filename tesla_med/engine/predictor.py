@@ -21,12 +21,6 @@ from tesla_med.types import Unit, Verdict
 NOT_FINITE = "adaptation gave values that are not finite; source result kept"
 
 
-def diverged_note(diverged: int, units: int, unit: str) -> tuple[str, ...]:
-    """Return what is said of a run some of whose units diverged; nothing where none did."""
-    several = unit if units == 1 else f"{unit}{'es' if unit.endswith('ch') else 's'}"
-    return (f"{NOT_FINITE}: {diverged} of {units} {several}",) if diverged else ()
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them.

@@ -146,10 +146,10 @@ def weights_sha256(path: Path) -> str:
         return sha256_of([*config_files(path), weights_of(path)])
     if nnunet_folder(path) is None or not path.is_dir():
         return sha256(path)
-    from tesla_med.models.nnunet_files import read_folds
+    from tesla_med.models.nnunet_files import fold_files
 
     folder = nnunet_folder(path) or path
-    return sha256_of([folder / PLANS, folder / DATASET, *(fold.path for fold in read_folds(path))])
+    return sha256_of([folder / PLANS, folder / DATASET, *fold_files(path)])
 
 
 def weights_path(weights: str | Path | None, site: SiteConfig) -> Path:

@@ -9,8 +9,8 @@ of their logits. Overlapping regions become classes that exclude each other
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -109,7 +109,13 @@ class _Block(nn.Module):
         return features
 
 
-class _Stack(nn.Module):
+class _Repeated(nn.Module):
+    """Blocks one after the other, of which the first changes channels and size."""
+
+    block: ClassVar[Callable[..., nn.Module]]
+    name: ClassVar[str]
+    """Under which nnU-Net has them."""
+
     def __init__(
         self,
         p: NnunetParams,
@@ -119,13 +125,18 @@ class _Stack(nn.Module):
         stride: Sequence[int],
     ) -> None:
         super().__init__()
-        ones = [1] * p.axes
-        rest = [_Block(p, (channels[1], channels[1]), kernel, ones) for _ in range(count - 1)]
-        self.convs = nn.Sequential(_Block(p, channels, kernel, stride), *rest)
+        make, ones = type(self).block, [1] * p.axes
+        rest = [make(p, (channels[1], channels[1]), kernel, ones) for _ in range(count - 1)]
+        self.add_module(self.name, nn.Sequential(make(p, channels, kernel, stride), *rest))
 
     def forward(self, features: Tensor) -> Tensor:
-        output: Tensor = self.convs(features)
+        output: Tensor = getattr(self, self.name)(features)
         return output
+
+
+class _Stack(_Repeated):
+    block = _Block
+    name = "convs"
 
 
 class _Residual(nn.Module):
@@ -153,23 +164,9 @@ class _Residual(nn.Module):
         return output
 
 
-class _Residuals(nn.Module):
-    def __init__(
-        self,
-        p: NnunetParams,
-        count: int,
-        channels: tuple[int, int],
-        kernel: Sequence[int],
-        stride: Sequence[int],
-    ) -> None:
-        super().__init__()
-        ones = [1] * p.axes
-        rest = [_Residual(p, (channels[1], channels[1]), kernel, ones) for _ in range(count - 1)]
-        self.blocks = nn.Sequential(_Residual(p, channels, kernel, stride), *rest)
-
-    def forward(self, features: Tensor) -> Tensor:
-        output: Tensor = self.blocks(features)
-        return output
+class _Residuals(_Repeated):
+    block = _Residual
+    name = "blocks"
 
 
 class _Encoder(nn.Module):
@@ -295,9 +292,13 @@ class Nnunet(Network):
 
     def logits(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) with sizes that divide by the strides to logits (N, L, *spatial)."""
+        return self.classes_of(self._outputs(images), apart=self.apart)
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        """Return the mean outputs of all folds."""
         first, *others = [fold(images) for fold in self.folds]
-        outputs: Tensor = sum(others, first) / len(self.folds) if others else first
-        return self.classes_of(outputs, apart=self.apart)
+        mean: Tensor = sum(others, first) / len(self.folds) if others else first
+        return mean
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of any size to logits (N, L, *spatial), in one piece."""
@@ -319,13 +320,7 @@ class Nnunet(Network):
         """
         if self.patch is None:
             return super().whole(images)
-
-        def outputs(patches: Tensor) -> Tensor:
-            first, *others = [fold(patches) for fold in self.folds]
-            mean: Tensor = sum(others, first) / len(self.folds) if others else first
-            return mean.float()
-
-        found = tiled(outputs, images, self.patch, self.mirror)
+        found = tiled(lambda patches: self._outputs(patches).float(), images, self.patch, self.mirror)
         return self.classes_of(found.float())
 
 

@@ -62,16 +62,24 @@ def read_folds(path: Path) -> list[Fold]:
     Raises:
         CheckpointError: no checkpoint, or one that is damaged, would run code, or holds no weights.
     """
+    return [_read(file) for file in fold_files(path)]
+
+
+def fold_files(path: Path) -> list[Path]:
+    """Return the checkpoints that a path means, unread.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     folder = nnunet_folder(path)
     if path.is_file():
-        files = [path]
-    elif folder is not None and path.resolve() != folder.resolve():
-        files = [path / name for name in CHECKPOINTS if (path / name).is_file()][:1]
-        if not files:
-            raise CheckpointError(f"{path}: holds neither {CHECKPOINTS[0]} nor {CHECKPOINTS[1]}")
-    else:
-        files = folds_of(path)
-    return [_read(file) for file in files]
+        return [path]
+    if folder is None or path.resolve() == folder.resolve():
+        return folds_of(path)
+    files = [path / name for name in CHECKPOINTS if (path / name).is_file()][:1]
+    if not files:
+        raise CheckpointError(f"{path}: holds neither {CHECKPOINTS[0]} nor {CHECKPOINTS[1]}")
+    return files
 
 
 def _read(path: Path) -> Fold:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tesla_med.config.bundle import READING, BundlePreprocessing, BundleStep
 from tesla_med.config.models import Intensity, Preprocessing, Region
-from tesla_med.errors import AdaptationError, ConfigError, DataError, GeometryError
+from tesla_med.errors import ConfigError, DataError, GeometryError
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.prepare.trusted import run_key
 from tesla_med.types import BoolArray, IntArray, Volume
@@ -59,12 +59,7 @@ class BundleCase(PreparedCase):
 
         from tesla_med.losses import exclusive, overlapping
 
-        expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
-        if tuple(probs.shape) != expected:
-            raise AdaptationError(f"expected probabilities of shape {expected}, got {tuple(probs.shape)}")
-        probs = probs.detach().to("cpu", torch.float32)
-        if not bool(torch.isfinite(probs).all()):
-            raise AdaptationError("the model's probabilities hold values that are not finite")
+        probs = self._checked(probs)
         if self.regions:
             probs = overlapping(probs.clamp_min(torch.finfo(torch.float32).tiny).log()).sigmoid()
         whole = probs[0] if self.slices is None else probs.movedim(0, 1 + self.slices)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
-from tesla_med.errors import AdaptationError, ConfigError, DataError
+from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.nifti import axis_directions
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.types import BoolArray, IntArray, Volume
@@ -64,12 +64,7 @@ class NnunetCase(PreparedCase):
 
         from tesla_med.losses import exclusive, overlapping
 
-        expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
-        if tuple(probs.shape) != expected:
-            raise AdaptationError(f"expected probabilities of shape {expected}, got {tuple(probs.shape)}")
-        probs = probs.detach().to("cpu", torch.float32)
-        if not bool(torch.isfinite(probs).all()):
-            raise AdaptationError("the model's probabilities hold values that are not finite")
+        probs = self._checked(probs)
         whole = probs[0] if self.config.dimensions == 3 else probs.movedim(0, 1)
         logs = whole.clamp_min(torch.finfo(torch.float32).tiny).log()
         if self.regions:

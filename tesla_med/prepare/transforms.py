@@ -71,12 +71,7 @@ class PreparedCase:
         import torch
         from monai.data import MetaTensor
 
-        expected = (len(self.slice_index), self.num_classes, *self.images.shape[2:])
-        if tuple(probs.shape) != expected:
-            raise AdaptationError(f"expected probabilities of shape {expected}, got {tuple(probs.shape)}")
-        probs = probs.detach().to("cpu", torch.float32)
-        if not bool(torch.isfinite(probs).all()):
-            raise AdaptationError("the model's probabilities hold values that are not finite")
+        probs = self._checked(probs)
         # Background is stored less 1, so that the zeros which the inverse pads with mean
         # background for certain.
         stack = torch.zeros((self.num_classes, *probs.shape[2:], self.depth))
@@ -96,6 +91,22 @@ class PreparedCase:
             restored[:, self.fill] = 0.0
             restored[0, self.fill] = 1.0
         return restored
+
+    def _checked(self, probs: torch.Tensor) -> torch.Tensor:
+        """Return probabilities (N, L, *spatial) in float32 on the CPU.
+
+        Raises:
+            AdaptationError: another shape than the images', or values that are not finite.
+        """
+        import torch
+
+        expected = (self.images.shape[0], self.num_classes, *self.images.shape[2:])
+        if tuple(probs.shape) != expected:
+            raise AdaptationError(f"expected probabilities of shape {expected}, got {tuple(probs.shape)}")
+        probs = probs.detach().to("cpu", torch.float32)
+        if not bool(torch.isfinite(probs).all()):
+            raise AdaptationError("the model's probabilities hold values that are not finite")
+        return probs
 
 
 class Preprocessor:

@@ -82,6 +82,11 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {plural(word)}"
 
 
+def some_of(text: str, part: int, whole: int, word: str) -> tuple[str, ...]:
+    """Return the remark that a text holds for a part of the whole; nothing where the part is 0."""
+    return (f"{text}: {part} of {counted(whole, word)}",) if part else ()
+
+
 def plural(word: str) -> str:
     """Return the plural of a regular noun."""
     return word + ("es" if word.endswith(("ch", "s", "x")) else "s")

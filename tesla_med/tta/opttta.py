@@ -150,8 +150,7 @@ class OptTTA(TTAMethod):
     def _drawn(self, images: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
         """Return ``size`` random slices or patches, on the device, and the weight of their pixels."""
         if self.patch is not None and images.shape[2:] != self.patch:
-            nowhere = torch.empty(0, images.dim() - 1)
-            return self.to_device(drawn_patches(images, self.patch, size, nowhere, self.generator)), None
+            return self.to_device(drawn_patches(images, self.patch, size, None, self.generator)), None
         drawn = torch.randint(len(images), (size,), generator=self.generator).to(images.device)
         weight = None if self.pixel_weight is None else self.to_device(self.pixel_weight[drawn])
         return self.to_device(images[drawn]), weight

@@ -275,11 +275,10 @@ class TeSLA(AugmentedMethod):
         """Return the class shares (L,) to which the marginal is drawn; None for the paper's equal ones."""
         if self.params.marginal_target == "uniform":
             return None
+        shares_of = partial(losses.class_shares, pixel_weight=self.pixel_weight, apart=self.student.apart)
         if self._anchor is not None:
-            pseudo_labels = self._anchor(images).logits.softmax(dim=1)
-        shares = losses.class_shares(pseudo_labels, self.pixel_weight, apart=self.student.apart)
-        if self._anchor is not None:
-            return shares
+            return shares_of(self._anchor(images).logits.softmax(dim=1))
+        shares = shares_of(pseudo_labels)
         before = self.class_shares
         self.class_shares = (
             shares if before is None else torch.lerp(before.to(shares), shares, SHARES_MOMENTUM)

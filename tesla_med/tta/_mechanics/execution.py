@@ -136,7 +136,7 @@ class Execution:
         patch = self.patch
         if patch is not None:
             found = self.centres(images)
-            spots = torch.empty(0, images.dim() - 1) if found is None else found.nonzero().cpu()
+            spots = None if found is None else found.nonzero().cpu()
             size = self.at_most(self.params.batch_slices or images.shape[0])
             for _ in range(self.updates(images.shape[0])):
                 yield drawn_patches(images, patch, size, spots, self.generator)

@@ -13,7 +13,7 @@ FOREGROUND = 2 / 3
 
 
 def drawn_patches(
-    images: Tensor, patch: Sequence[int], count: int, spots: Tensor, generator: torch.Generator
+    images: Tensor, patch: Sequence[int], count: int, spots: Tensor | None, generator: torch.Generator
 ) -> Tensor:
     """Return patches (count, C, *patch), two of three about the foreground where there is some.
 
@@ -23,10 +23,11 @@ def drawn_patches(
         images: (N, C, *spatial), slices or volumes.
         patch: size along each spatial axis.
         count: number of patches.
-        spots: (P, 1 + axes) positions of the foreground, as ``nonzero`` gives them, on the CPU.
+        spots: (P, 1 + axes) positions of the foreground, as ``nonzero`` gives them, on the CPU; or None.
         generator: generator on the CPU.
     """
     parts = []
+    spots = torch.empty(0, images.dim() - 1) if spots is None else spots
     sizes = torch.tensor(images.shape[2:])
     sides = torch.minimum(torch.tensor(patch), sizes)
     for _ in range(count):
