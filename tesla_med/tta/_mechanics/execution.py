@@ -54,6 +54,16 @@ class MethodContext:
     statistics: SourceStatistics | None = None
 
 
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the rank of a convolution's weights."""
+
+
+def layout_of(model: nn.Module) -> torch.memory_format | None:
+    """Return the layout with the channels last for the weights of a network; None if it has no single one."""
+    found = {LAYOUTS[item.dim()] for item in model.parameters() if item.dim() in LAYOUTS}
+    return found.pop() if len(found) == 1 else None
+
+
 class Execution:
     """Runs networks on behalf of a method, within the memory that is available.
 
@@ -84,7 +94,8 @@ class Execution:
     def placed(self, model: Network) -> Network:
         """Return a copy of ``model`` on the device, in eval mode."""
         own = copy.deepcopy(model).to(self.context.device).eval()
-        return own.to(memory_format=torch.channels_last) if self.context.device.type == "cuda" else own
+        layout = layout_of(own) if self.context.device.type == "cuda" else None
+        return own if layout is None else own.to(memory_format=layout)
 
     def to_device(self, images: Tensor) -> Tensor:
         """Return the images on the device."""
@@ -184,8 +195,7 @@ class Execution:
         """Return the float32 logits (N, L, *spatial) of (N, C, H, W) images in [0, 1] on the device."""
         inputs = to_model_range(images, self.context.model_range)
         if self.context.device.type == "cuda":
-            layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
-            inputs = inputs.contiguous(memory_format=layout)
+            inputs = inputs.contiguous(memory_format=LAYOUTS[inputs.dim()])
         with self.autocast():
             output: Tensor = model(inputs)
         return output.float()

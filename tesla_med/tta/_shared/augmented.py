@@ -235,10 +235,11 @@ def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
         reference: the same on the clean view.
 
     Returns:
-        (n,) values >= 0; a single zero if the model has no batch norm.
+        (n,) values >= 0; a zero without axes, which goes with values on any device, if the model has no
+        batch norm.
     """
     if not seen:
-        return torch.zeros(1)
+        return torch.zeros(())
     channels = torch.tensor([layer.shape[1] for layer in seen])
     weights = (1.0 / (channels * len(seen))).repeat_interleave(channels)
     squares = (torch.cat(seen, dim=1) - torch.cat(reference, dim=1).detach()) ** 2
