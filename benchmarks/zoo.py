@@ -52,7 +52,7 @@ from tesla_med.training.train import train_source
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Scaling
 
-STEPS = 5000
+STEPS = 8000
 STEP_SECONDS, VOLUME_SECONDS = 0.04, 5.0
 """Of a training step and of a volume under all recipes, on one H200 in bfloat16."""
 ARMS = ("source", "bn", "released", "unguarded", "default")

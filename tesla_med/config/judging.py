@@ -37,6 +37,11 @@ class GuardConfig(Section):
     head_start: float = Field(
         0.2, ge=0, description="by how much another mask must be trusted more than the source's"
     )
+    doubt: float = Field(
+        0.3,
+        ge=0,
+        description="what the head start grows by for every 1 that the largest trust falls below 4",
+    )
     least_trust: float = Field(
         0.0, ge=0, description="trust that a mask must have to be taken in place of the source's"
     )

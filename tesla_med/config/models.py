@@ -166,7 +166,7 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """Source-model training."""
 
-    steps: int = Field(5000, ge=1)
+    steps: int = Field(8000, ge=1)
     batch_size: int = Field(16, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-5, ge=0)

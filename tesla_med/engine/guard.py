@@ -38,6 +38,8 @@ from tesla_med.types import Verdict
 MAX_SLICES = 64
 UNEVEN = 0.05
 """Area change beyond a single rise and fall that costs the whole of ``shape_cost``."""
+SURE = 4.0
+"""Trust below which the source's head start grows."""
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
@@ -245,8 +247,9 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
        that of source and adapted mask, for all alike), less at most ``shape_cost`` where the area changes
-       more than by a single rise and fall. The source's mask has a head start, and unless it is refused
-       only masks of ``least_trust`` can take its place.
+       more than by a single rise and fall. The source's mask has a head start, which grows by ``doubt``
+       where no mask is trusted much: there a difference says little. Unless it is refused only masks of
+       ``least_trust`` can take its place.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -257,7 +260,6 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     refused = {name: text for name in names if (text := _refusal(name, names, signals, config))}
     trust = {name: _trust(name, names, signals, config.shape_cost) for name in names}
     signals |= {f"trust_{name}": value for name, value in trust.items()}
-    trust["source"] += config.head_start
     collapsed = "adapted" in refused
     if len(refused) == len(names):
         usable = [name for name in names if _size_fits(name, names, signals, config)] or ["source"]
@@ -266,6 +268,8 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         collapsed &= best != "adapted"
         return _verdict(best, text, signals, collapsed=collapsed, trusted=False)
     left = [name for name in names if name not in refused]
+    highest = max(trust[name] for name in left)
+    trust["source"] += config.head_start + config.doubt * max(SURE - highest, 0.0)
     if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
         left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
     best = max(left, key=lambda name: trust[name])

@@ -93,12 +93,21 @@ def test_the_most_trusted_is_taken(name, used):
 def test_the_head_start_is_the_sources_alone():
     level = signals_of((0.9,) * 6, (0.9,) * 4)
     assert judge(level, CONFIG).used == "source"
-    without = CONFIG.model_copy(update={"head_start": 0.0})
+    without = CONFIG.model_copy(update={"head_start": 0.0, "doubt": 0.0})
     for name in ("own", "adapted"):
         ahead = level | {f"consistency_{name}": 0.904}
         assert candidate_of(judge(ahead, without)) == name
         assert judge(ahead, CONFIG).used == "source"
         assert candidate_of(judge(level | {f"consistency_{name}": 0.93}, CONFIG)) == name
+
+
+def test_the_head_start_grows_where_no_mask_is_trusted_much():
+    def taken(level, doubt):
+        signals = signals_of((level,) * 6, (level, level, level, level + 0.08))
+        return candidate_of(judge(signals, CONFIG.model_copy(update={"doubt": doubt})))
+
+    assert [taken(level, 0.0) for level in (0.7, 0.9)] == ["adapted", "adapted"]
+    assert [taken(level, 0.3) for level in (0.7, 0.9)] == ["source", "adapted"]
 
 
 def test_a_mask_of_little_trust_does_not_take_the_place_of_the_sources():
@@ -242,20 +251,21 @@ def test_a_network_without_batch_norm_is_judged_by_three_masks():
 
 def test_a_mask_that_rises_and_falls_twice_is_trusted_less():
     """An organ and another above it agree with nothing less for being two, but no organ has that shape."""
+    config = CONFIG.model_copy(update={"doubt": 0.0})
     signals = signals_of((0.8,) * 6, (0.9, 0.88, 0.88, 0.93)) | {f"area_change_{name}": 1.0 for name in NAMES}
-    assert candidate_of(judge(signals, CONFIG)) == "adapted"
+    assert candidate_of(judge(signals, config)) == "adapted"
     twice = signals | {"area_change_adapted": 1.2}
-    assert candidate_of(judge(twice, CONFIG)) == "source"
-    assert candidate_of(judge(twice | {"area_change_source": 1.3}, CONFIG)) in {"own", "half"}
-    without = CONFIG.model_copy(update={"shape_cost": 0.0})
+    assert candidate_of(judge(twice, config)) == "source"
+    assert candidate_of(judge(twice | {"area_change_source": 1.3}, config)) in {"own", "half"}
+    without = config.model_copy(update={"shape_cost": 0.0})
     assert candidate_of(judge(twice, without)) == "adapted"
     trust = [
-        judge(signals | {"area_change_adapted": value}, CONFIG).signals["trust_adapted"]
+        judge(signals | {"area_change_adapted": value}, config).signals["trust_adapted"]
         for value in (1.0, 1.025, 1.05, 9.0)
     ]
     assert [trust[0] - value for value in trust] == pytest.approx([0.0, 0.25, 0.5, 0.5])
     flat = signals | {"area_change_adapted": 0.5}
-    assert judge(flat, CONFIG).signals["trust_adapted"] == judge(signals, CONFIG).signals["trust_adapted"]
+    assert judge(flat, config).signals["trust_adapted"] == judge(signals, config).signals["trust_adapted"]
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,19 @@ def test_outlines_have_the_colours_of_the_classes(tmp_path):
     assert not ((bare[..., 1] > 0.9) & (bare[..., 0] < 0.1)).any()
 
 
+def test_a_speckled_mask_is_outlined_at_once(tmp_path):
+    run = run_context(tmp_path)
+    _, view = case(run, 1)
+    speckled = np.zeros_like(view.mask)
+    speckled[::2, ::2] = 1
+    figure = overlays.draw(
+        CaseView(view.image, speckled, speckled, None, view.affine, SPACING), 2, 6, run.pipeline.classes
+    )
+    outlines = [item for axes in figure.axes for item in (*axes.lines, *axes.collections)]
+    assert 0 < len(outlines) < 10
+    assert any(len(item.get_segments()) > 100 for item in outlines)
+
+
 def test_panels_have_physical_proportions(tmp_path):
     _, view = case(run_context(tmp_path), 1)
     square = overlays.draw(view, 2, 6, run_context(tmp_path).pipeline.classes)

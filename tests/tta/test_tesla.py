@@ -561,6 +561,14 @@ def test_severity_by_hand():
     assert severity(seen, clean).tolist() == pytest.approx([(2.5 + 4.0) / 2, 0.0])
 
 
+def test_severity_without_batch_norm_goes_with_every_device():
+    elsewhere = torch.ones(3, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        elsewhere + torch.zeros(3)
+    assert (elsewhere + severity([], [])).shape == (3,)
+    assert float(severity([], [])) == 0.0
+
+
 def test_severity_has_no_gradient_in_the_reference():
     seen, clean = (torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2, requires_grad=True))
     severity([seen], [clean]).sum().backward()
