@@ -142,8 +142,8 @@ def watched() -> Iterator[list[int]]:
     plain = Nnunet.whole
 
     def whole(self: Nnunet, images: Tensor) -> Tensor:
-        assert self.patch is not None
-        places = [len(starts(max(a, b), b)) for a, b in zip(images.shape[2:], self.patch, strict=True)]
+        patch = self.patch or images.shape[2:]
+        places = [len(starts(max(a, b), b)) for a, b in zip(images.shape[2:], patch, strict=True)]
         tiles.append(len(images) * math.prod(places) * 2 ** len(self.mirror))
         return plain(self, images)
 
@@ -186,7 +186,9 @@ def peak(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def measure(folder: Path, size: dict[str, Any], precision: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    folder: Path, size: dict[str, Any], precision: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return what adapting to one volume takes in one precision."""
     _, pipeline = resolve(None, None, (f"precision={precision}", *options.set), folder)
     device, loaded = default_device(options.device), load_model(folder, pipeline)
@@ -253,7 +255,7 @@ def end_to_end(folder: Path, root: Path, size: dict[str, Any], precision: str, d
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures as Markdown."""
-    heads = ["precision", "seconds", "learning", "predicting", "ratio", "first volume", "end to end", "memory"]
+    heads = ["precision", "seconds", "learning", "predicting", "ratio", "first", "end to end", "memory"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         values = [row[key] for key in ("seconds", "floor_learning", "floor_predicting")]
