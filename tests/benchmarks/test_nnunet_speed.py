@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "nnunet_speed.py"
 def test_the_passes_are_counted(tmp_path):
     out = tmp_path / "speed.json"
     call = [sys.executable, str(PROGRAM), "--device", "cpu", "--quick", "--repeats", "1", "--out", str(out)]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stderr[-2000:]
     row = json.loads(out.read_text(encoding="utf-8"))["rows"][0]
     # source, centres, adapted; of three candidates two zooms each, and one more prediction: ten of 2 x 2 x 2
