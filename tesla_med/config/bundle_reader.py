@@ -14,6 +14,7 @@ from typing import Any
 from tesla_med.config import bundle as lists
 from tesla_med.config.bundle_files import BundleConfig, bundle_folder, dictionary_name, weights_of
 from tesla_med.config.bundle_outputs import Outputs
+from tesla_med.config.licences import terms_of
 from tesla_med.errors import CheckpointError
 
 _DIMENSIONS = {"FlexibleUNet": 2, "FlexUNet": 2}
@@ -25,7 +26,6 @@ _ELSEWHERE = frozenset(
 )
 """Arguments of inferers that change no result."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "anti_aliasing")
-_LICENCES = ("LICENSE", "LICENSE.txt", "docs/LICENSE", "docs/license.txt", "docs/LICENSE.txt")
 
 
 def read_bundle(path: Path, *, trust: bool = False) -> dict[str, Any]:
@@ -45,22 +45,11 @@ def bundle_notes(path: Path) -> tuple[str, ...]:
     """Return remarks on a bundle: its licence, and what of it is not done as it says."""
     reader = _Reader(path, trust=True)
     reader.content()
-    return (*reader.outputs.notes, *_terms(reader.config))
-
-
-def _terms(config: BundleConfig) -> list[str]:
-    found = []
-    held = config.metadata.get("copyright")
-    if isinstance(held, str) and held.strip():
-        found.append(f"copyright of the model: {held.strip()[:200]}")
-    for name in _LICENCES:
-        file = config.folder / name
-        if file.is_file():
-            lines = [line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()]
-            text = next((line for line in lines if line), "")
-            found.append(f"licence of the model ({name} of its bundle): {text[:200]}")
-            break
-    return found
+    config = reader.config
+    return (
+        *reader.outputs.notes,
+        *terms_of(config.folder, config.metadata, {"copyright": "copyright"}, "bundle"),
+    )
 
 
 class _Reader:

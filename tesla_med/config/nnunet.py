@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tesla_med.config.licences import terms_of
 from tesla_med.config.section import Section
 from tesla_med.errors import CheckpointError
 
@@ -115,6 +116,12 @@ def read_model(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: plans.json or dataset.json is not as nnU-Net v2 writes it: {what}"
         ) from None
+
+
+def nnunet_notes(path: Path) -> tuple[str, ...]:
+    """Return remarks on a model folder: the licence and the reference that came with it."""
+    keys = {"licence": "licence", "license": "licence", "reference": "reference"}
+    return tuple(terms_of(path, _json(path / DATASET), keys, "folder"))
 
 
 def folds_of(path: Path) -> list[Path]:

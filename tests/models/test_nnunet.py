@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from nnunet_folder import balls, load, make_folder, pipeline_of, write_image
 
+from tesla_med.adapt import adapt_site
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.losses import overlapping
 from tesla_med.models.nnunet import Nnunet, NnunetParams, our_name, own_names
@@ -232,6 +234,26 @@ def test_from_a_folder_to_adapted_masks_and_back(tmp_path, dimensions, regions):
 
     assert mask("run", "a_0000").shape == (18, 16, 10)
     assert (mask("run", "a_0000") == mask("again", "a_0000")).mean() > 0.98
+
+
+def test_the_licence_of_a_folder_is_repeated_in_run_json_and_report(tmp_path):
+    def change(_, dataset):
+        dataset.update(licence="CC BY-NC 4.0", reference="Somebody et al., 2024")
+
+    folder = make_folder(tmp_path, 2, change=change)
+    (folder / "LICENSE").write_text("\nFor research only\nmore\n", encoding="utf-8")
+    said = [
+        "licence of the model: CC BY-NC 4.0",
+        "reference of the model: Somebody et al., 2024",
+        "licence of the model (LICENSE of its folder): For research only",
+    ]
+    assert list(load(folder).notes) == said
+    write_image(tmp_path / "images" / "a_0000.nii.gz", balls())
+    out = tmp_path / "run"
+    adapt_site(None, tmp_path / "images", weights=folder, method="source", out=out, device="cpu")
+    assert set(said) <= set(json.loads((out / "run.json").read_text(encoding="utf-8"))["notes"])
+    page = (out / "report" / "report.html").read_text(encoding="utf-8")
+    assert all(text in page for text in said)
 
 
 def test_the_path_of_a_checkpoint_or_a_fold_means_that_fold(tmp_path):

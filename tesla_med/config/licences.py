@@ -1,0 +1,38 @@
+"""The terms that came with somebody else's model, for the notes of every run with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LONGEST = 200
+"""Characters that are repeated."""
+_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt")
+_FOLDERS = ("", "docs")
+_LOWER = ("docs/license.txt",)
+
+
+def terms_of(folder: Path, about: Mapping[str, Any], keys: Mapping[str, str], owner: str) -> list[str]:
+    """Return what is said of the licence of a model.
+
+    Args:
+        folder: of the model; the first line of its licence file is repeated.
+        about: what a file of the model says of it.
+        keys: entries of that which are repeated, with what they are.
+        owner: whose folder it is, for the note.
+    """
+    found = []
+    for key, what in keys.items():
+        held = about.get(key)
+        if isinstance(held, str) and held.strip():
+            found.append(f"{what} of the model: {held.strip()[:LONGEST]}")
+    names = [str(Path(part) / name) for part in _FOLDERS for name in _FILES] + list(_LOWER)
+    for name in names:
+        file = folder / name
+        if file.is_file():
+            lines = [line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()]
+            text = next((line for line in lines if line), "")
+            found.append(f"licence of the model ({name} of its {owner}): {text[:LONGEST]}")
+            break
+    return found
