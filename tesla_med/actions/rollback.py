@@ -8,17 +8,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.actions.finished import task_of_run
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.reports.base import REPORTS, Reports, RunContext
-from tesla_med.runs.folder import RUN_FILE, RunFolder, without_retired
+from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.weights import go_back
 from tesla_med.scoring.text import some
-from tesla_med.tasks.base import ROLLED_BACK, Task, task_of
+from tesla_med.tasks.base import ROLLED_BACK, Task
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def rollback(run: str | Path, to_case: int | str | None = None, *, cases: Sequen
     folder = RunFolder(user_path(run))
     content = folder.read()
     settings = content["settings"]
-    task = _task(folder, settings)
+    task = task_of_run(folder, settings)
     task.refuse({"rollback"})
     names = task.names(settings, folder)
     if to_case is None:
@@ -113,16 +111,6 @@ def _single_cases_back(
         broken = _rewrite(folder, content, task, names, undone, {"cases": single})
         kept, back = _on_disk(folder, task, names)
     return Rollback(folder.out, kept, undone, None, broken, back)
-
-
-def _task(folder: RunFolder, settings: Mapping[str, Any]) -> Task:
-    try:
-        site = SiteConfig.model_validate(settings["site"])
-        pipeline = PipelineConfig.model_validate(without_retired(settings)["pipeline"])
-    except (KeyError, ValidationError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error} is missing"
-        raise OutputError(f"{folder.out / RUN_FILE}: settings of another version ({problem})") from None
-    return task_of(pipeline)(site, pipeline)
 
 
 def _number(to_case: int | str, count: int, out: Path) -> int:

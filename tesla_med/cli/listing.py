@@ -41,6 +41,12 @@ def _reports() -> Table:
     return ["report", "summary"], [[name, item.summary] for name, item in REPORTS.items()]
 
 
+def _exports() -> Table:
+    from tesla_med.exports.base import EXPORTS
+
+    return ["format", "summary"], [[name, item.summary] for name, item in EXPORTS.items()]
+
+
 def _tasks() -> Table:
     from tesla_med.tasks.base import OPTIONS, TASKS
 
@@ -95,6 +101,7 @@ LISTS: dict[str, Callable[[], Table]] = {
     "ops": _ops,
     "models": _models,
     "reports": _reports,
+    "exports": _exports,
     "metrics": _metrics,
     "tasks": _tasks,
     "pipelines": _pipelines,

@@ -102,7 +102,8 @@ def sites_check(
 @app.command("list", epilog="Example: tesla-med list methods")
 def list_entries(
     what: Annotated[
-        str, typer.Argument(help="methods, ops, models, reports, metrics, tasks, pipelines or tables.")
+        str,
+        typer.Argument(help="methods, ops, models, reports, exports, metrics, tasks, pipelines or tables."),
     ],
     as_json: Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 LONGEST = 200
 """Characters that are repeated."""
-_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt")
+_FILES = ("LICENSE", "LICENSE.txt", "LICENCE", "LICENCE.txt")
 _FOLDERS = ("", "docs")
 _LOWER = ("docs/license.txt",)
 

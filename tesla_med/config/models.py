@@ -39,11 +39,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LabelClass(Section):
-    """One class: its value in masks, its name, its colour in pictures."""
+    """One class: its value in masks, its name, its colour in pictures, its concept in SNOMED CT."""
 
     value: int = Field(ge=0, le=65535)
     name: str
     color: str = Field("#e6550d", pattern=r"^#[0-9a-fA-F]{6}$")
+    snomed: str = Field(
+        "", pattern=r"^([0-9]{6,18})?$", description="concept of SNOMED CT, for exported segmentations"
+    )
 
 
 class Intensity(Section):

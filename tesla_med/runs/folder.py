@@ -23,6 +23,7 @@ from tesla_med.runs.state import StateStore
 RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"
 STATE_FOLDER = ".state"
+EXPORTS_FOLDER = "export"
 PARTS = (
     RUN_FILE,
     DONE_FOLDER,
@@ -35,6 +36,7 @@ PARTS = (
     "tensorboard",
     "checkpoints",
     "predictions.csv",
+    EXPORTS_FOLDER,
 )
 
 

@@ -40,6 +40,7 @@ OPTIONS: Mapping[str, str] = {
     "classes": "a list of classes",
     "ignore": "--ignore",
     "values": "--values",
+    "export": "export",
 }
 """What a task may honour, and how a user asks for it."""
 

@@ -113,7 +113,7 @@ def test_list(what, entry, capsys):
 
 def test_list_of_something_else(capsys):
     assert run(["list", "wishes"]) == 2
-    assert "methods, ops, models, reports, metrics, tasks, pipelines" in capsys.readouterr().err
+    assert "methods, ops, models, reports, exports, metrics, tasks, pipelines" in capsys.readouterr().err
 
 
 def test_sites(place, capsys):

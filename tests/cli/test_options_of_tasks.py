@@ -212,6 +212,7 @@ TABLE = {
         "--volumes": ([], works),
         "--set": (["site.terms=mine"], works),
     },
+    "export": None,  # tiles are refused altogether; its options: tests/exports/test_exports.py
     "demo": None,  # it takes no data of a user's; its options: tests/demo/test_demo.py
 }
 

@@ -1,0 +1,230 @@
+"""Give finished masks to other programs, in their formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tesla_med.actions.finished import task_of_run
+from tesla_med.config.paths import user_path
+from tesla_med.errors import ConfigError, DataError, GeometryError, OutputError
+from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
+from tesla_med.io.dicom import dicom_files
+from tesla_med.io.files import atomic_path, sha256, write_json
+from tesla_med.io.locks import output_lock
+from tesla_med.runs.folder import EXPORTS_FOLDER, RunFolder
+from tesla_med.scoring.text import some
+from tesla_med.types import Progress
+
+RECORD = "export.json"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        out: the folder of the export.
+        files: in it, in the order of the cases.
+        cases: that were exported.
+        skipped: cases that were not, with the reason.
+        unverified: cases whose DICOM series is not the input of the run, byte for byte, so that only their
+            grids speak for it.
+        key: file that says which case is which, beside ``out``, where names were replaced.
+    """
+
+    out: Path
+    files: tuple[Path, ...]
+    cases: tuple[str, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
+    key: Path | None = None
+
+
+def export(
+    run: str | Path,
+    form: str,
+    *,
+    out: str | Path | None = None,
+    dicom: str | Path | None = None,
+    cases: Sequence[str] = (),
+    anonymise: bool = False,
+    overwrite: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Exported:
+    """Write the masks of a run in another format.
+
+    Args:
+        run: output folder of ``adapt``.
+        form: name of a format: ``tesla_med.exports``.
+        out: where to; None: ``export/<form>`` in the run.
+        dicom: folder of DICOM series that the masks belong to, ``<dicom>/<case>`` for each, or the series
+            itself for a single case; needed by formats that refer to them.
+        cases: names of those to export; none: all that have a mask.
+        anonymise: name cases ``case-0001`` and so on; which is which stands in ``<out>-key.csv``, which is
+            not to be handed on.
+        overwrite: replace an earlier export there.
+        progress: called with stage, cases done and cases in all.
+
+    Raises:
+        ConfigError: an unknown format, one that is not installed, or one that cannot go without names.
+        OutputError: not a finished run, no such case, or ``out`` holds something else.
+        DataError: no case could be exported.
+    """
+    writer = EXPORTS.get(form)()
+    writer.check()
+    if anonymise and writer.carries_identity:
+        raise ConfigError(
+            f"--anonymise: not with {form}, whose files carry the patient of their series; "
+            "anonymise the series first, or choose another format"
+        )
+    if writer.needs_series and dicom is None:
+        raise ConfigError(
+            f"export to {form} needs --dicom, the folder of the series that the masks belong to"
+        )
+    folder = RunFolder(user_path(run))
+    content = folder.read()
+    items, skipped = _finished(folder, content, cases)
+    if dicom is not None:
+        items, missing = _with_series(items, user_path(dicom))
+        skipped |= missing
+    hashes = {record["case"]: record.get("input_sha256") for record in content["cases"]}
+    if not items:
+        raise DataError(f"{folder.out}: nothing to export: {_reasons(skipped)}")
+    target = folder.out / EXPORTS_FOLDER / form if out is None else user_path(out)
+    names = [item.name for item in items]
+    if anonymise:
+        items = [replace(item, name=f"case-{index:04d}") for index, item in enumerate(items, 1)]
+    _check_target(target, overwrite)
+    with output_lock(target):
+        _clear(target)
+        files, failed = _written(writer, items, target, progress)
+        skipped |= {
+            name: failed[item.name] for name, item in zip(names, items, strict=True) if item.name in failed
+        }
+        done = [(name, item) for name, item in zip(names, items, strict=True) if item.name not in failed]
+        if not done:
+            raise DataError(f"{folder.out}: nothing was exported: {_reasons(skipped)}")
+        files = writer.finish([item for _, item in done], files, target)
+        key = _key(target, done) if anonymise else None
+        unsure = tuple(
+            name for name, item in done if item.series is not None and hashes[name] != sha256(item.series)
+        )
+        record: dict[str, Any] = {
+            "notice": NOTICE,
+            "format": form,
+            "cases": [item.name for _, item in done],
+            "files": {str(path.relative_to(target)): sha256(path) for path in files},
+        }
+        if not anonymise:
+            record |= {"skipped": skipped, "unverified": list(unsure)}
+        write_json(target / RECORD, record)
+    return Exported(target, tuple(files), tuple(name for name, _ in done), skipped, unsure, key)
+
+
+def _finished(
+    folder: RunFolder, content: Mapping[str, Any], cases: Sequence[str]
+) -> tuple[list[Finished], dict[str, str]]:
+    """Return the masks to export, and the cases that have none with the reason."""
+    task = task_of_run(folder, content["settings"])
+    task.refuse({"export"})
+    if not content.get("complete"):
+        raise OutputError(f"{folder.out}: the run is not finished; adapt with --resume finishes it")
+    records = {record["case"]: record for record in content["cases"]}
+    if unknown := [name for name in cases if name not in records]:
+        raise OutputError(
+            f"{folder.out}: has no case {some(unknown, 10)}; it has {len(records)}: {some(list(records), 10)}"
+        )
+    told = {
+        "classes": task.pipeline.classes,
+        "method": content["method"]["name"],
+        "version": content["versions"]["tesla-med"],
+        "weights": content.get("weights_sha256") or "",
+    }
+    items, skipped = [], {}
+    for name in dict.fromkeys(cases) if cases else records:
+        if folder.mask(name).is_file():
+            items.append(Finished(name, folder.mask(name), **told))
+        else:
+            skipped[name] = records[name].get("reason") or "it has no mask"
+    return items, skipped
+
+
+def _with_series(items: Sequence[Finished], dicom: Path) -> tuple[list[Finished], dict[str, str]]:
+    """Return the masks with the series that they belong to, and those for which none was found."""
+    if not dicom.is_dir():
+        raise DataError(f"{dicom}: not a folder of DICOM series")
+    found, missing = [], {}
+    for item in items:
+        series = dicom / item.name
+        if len(items) == 1 and not series.is_dir() and dicom_files(dicom):
+            series = dicom
+        if not series.is_dir() or not dicom_files(series):
+            missing[item.name] = f"no DICOM series in {series}"
+        else:
+            found.append(replace(item, series=series))
+    return found, missing
+
+
+def _written(
+    writer: Export, items: Sequence[Finished], target: Path, progress: Progress
+) -> tuple[list[Path], dict[str, str]]:
+    files: list[Path] = []
+    failed: dict[str, str] = {}
+    for index, item in enumerate(items):
+        progress("export", index, len(items))
+        try:
+            files += writer.write(item, target)
+        except (DataError, GeometryError) as error:
+            failed[item.name] = str(error)
+    progress("export", len(items), len(items))
+    return files, failed
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{target}: is a file, not a folder; choose another --out")
+    content = [item for item in target.iterdir() if not item.name.startswith(".")] if target.is_dir() else []
+    if not content:
+        return
+    if not (target / RECORD).is_file():
+        names = some(sorted(item.name for item in content), 5)
+        raise OutputError(f"{target}: holds files that are no export ({names}); choose another --out")
+    if not overwrite:
+        raise OutputError(
+            f"{target}: holds an earlier export; give --overwrite to replace it, or another --out"
+        )
+
+
+def _clear(target: Path) -> None:
+    """Remove the files of an earlier export, and nothing else."""
+    try:
+        content = json.loads((target / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for name in (*content.get("files", {}), RECORD):
+        path = (target / name).resolve()
+        if path.is_relative_to(target.resolve()):
+            path.unlink(missing_ok=True)
+    for path in sorted((item for item in target.rglob("*") if item.is_dir()), reverse=True):
+        if not any(path.iterdir()):
+            shutil.rmtree(path)
+
+
+def _key(target: Path, done: Sequence[tuple[str, Finished]]) -> Path:
+    path = target.with_name(f"{target.name}-key.csv")
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["case", "exported as"])
+        writer.writerows([name, item.name] for name, item in done)
+    return path
+
+
+def _reasons(skipped: Mapping[str, str]) -> str:
+    texts = [f"{name}: {reason}" for name, reason in skipped.items()]
+    return some(texts, 5) if texts else "it has no case"

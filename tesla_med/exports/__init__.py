@@ -1,0 +1,1 @@
+"""Formats in which finished masks leave a run, one module each."""

@@ -1,0 +1,94 @@
+"""The contract of an export: one mask of a finished run in, files of another format out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tesla_med.config.models import LabelClass
+from tesla_med.registry import Registry
+from tesla_med.types import IntArray
+
+NOTICE = "For research use only; not a medical device."
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One mask of a run.
+
+    Attributes:
+        name: of the case, as the export calls it; ``/`` between folders.
+        mask: its file.
+        classes: of the pipeline, background first.
+        method: that adapted, for example ``tesla``.
+        version: of tesla-med that made it.
+        weights: SHA-256 of the source weights.
+        series: folder of the DICOM series that it belongs to, where one is known.
+    """
+
+    name: str
+    mask: Path
+    classes: tuple[LabelClass, ...]
+    method: str
+    version: str
+    weights: str
+    series: Path | None = None
+
+    @property
+    def foreground(self) -> tuple[LabelClass, ...]:
+        """The classes but the background."""
+        return self.classes[1:]
+
+    def read(self) -> tuple[IntArray, np.ndarray]:
+        """Return the class values (I, J, K) and the affine (4, 4) to RAS+ mm."""
+        import nibabel
+
+        image: Any = nibabel.load(self.mask)
+        return np.asanyarray(image.dataobj).astype(np.uint16), np.asarray(image.affine, float)
+
+
+class Export(ABC):
+    """One format.
+
+    Attributes:
+        summary: what it writes, in one line.
+        needs_series: whether every mask needs the DICOM series that it belongs to.
+        carries_identity: whether its files name the patient, as those of the series do.
+    """
+
+    summary: ClassVar[str]
+    needs_series: ClassVar[bool] = False
+    carries_identity: ClassVar[bool] = False
+
+    def check(self) -> None:  # noqa: B027 - optional hook
+        """Check that what the format needs is installed.
+
+        Raises:
+            ConfigError: it is not; the message names what to install.
+        """
+
+    @abstractmethod
+    def write(self, item: Finished, out: Path) -> list[Path]:
+        """Write the files of one case below ``out`` and return them.
+
+        Raises:
+            DataError: the mask or its series cannot be read.
+            GeometryError: their grids differ.
+        """
+
+    def finish(self, items: Sequence[Finished], files: Sequence[Path], out: Path) -> list[Path]:
+        """Write what belongs to all cases; return the files that are to stay, ``files`` included."""
+        return list(files)
+
+
+EXPORTS: Registry[type[Export]] = Registry("export format", "tesla_med.exports", "tesla_med.exports")
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """Return a colour ``#rrggbb`` as three values of 0 to 255."""
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
