@@ -17,6 +17,7 @@ from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
 from tesla_med.io.dicom import dicom_files
 from tesla_med.io.files import atomic_path, sha256, write_json
 from tesla_med.io.locks import output_lock
+from tesla_med.runs.decisions import outcome, read_decisions, standing
 from tesla_med.runs.folder import EXPORTS_FOLDER, RunFolder
 from tesla_med.scoring.text import some
 from tesla_med.types import Progress
@@ -53,6 +54,7 @@ def export(
     out: str | Path | None = None,
     dicom: str | Path | None = None,
     cases: Sequence[str] = (),
+    accepted: bool = False,
     anonymise: bool = False,
     overwrite: bool = False,
     progress: Progress = lambda *_: None,
@@ -66,6 +68,8 @@ def export(
         dicom: folder of DICOM series that the masks belong to, ``<dicom>/<case>`` for each, or the series
             itself for a single case; needed by formats that refer to them.
         cases: names of those to export; none: all that have a mask.
+        accepted: export only what reviewers agreed to (``review.csv``): the mask where it was accepted, the
+            source's where that was to be taken instead.
         anonymise: name cases ``case-0001`` and so on; which is which stands in ``<out>-key.csv``, which is
             not to be handed on.
         overwrite: replace an earlier export there.
@@ -90,6 +94,9 @@ def export(
     folder = RunFolder(user_path(run))
     content = folder.read()
     items, skipped = _finished(folder, content, cases)
+    if accepted:
+        items, refused = _accepted(folder, items)
+        skipped |= refused
     if dicom is not None:
         items, missing = _with_series(items, user_path(dicom))
         skipped |= missing
@@ -153,6 +160,22 @@ def _finished(
         else:
             skipped[name] = records[name].get("reason") or "it has no mask"
     return items, skipped
+
+
+def _accepted(folder: RunFolder, items: Sequence[Finished]) -> tuple[list[Finished], dict[str, str]]:
+    """Return the masks that reviewers agreed to, and for the others why they stay."""
+    decisions = read_decisions(folder.out)
+    found, refused = [], {}
+    for item in items:
+        choice, text = outcome(list(standing(decisions, item.name, sha256(item.mask)).values()))
+        source = folder.source_mask(item.name)
+        if choice == "accept":
+            found.append(item)
+        elif choice == "source" and source.is_file():
+            found.append(replace(item, mask=source))
+        else:
+            refused[item.name] = text
+    return found, refused
 
 
 def _with_series(items: Sequence[Finished], dicom: Path) -> tuple[list[Finished], dict[str, str]]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tesla_med import __version__
-from tesla_med.cli import evaluating, exporting, looking, running, training
+from tesla_med.cli import evaluating, exporting, looking, reviewing, running, training
 from tesla_med.cli.console import Screen
 from tesla_med.errors import TeslaMedError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     "Not a medical device: for research use only.",
 )
 app.add_typer(looking.sites_app, name="sites")
-for group in (training.app, running.app, evaluating.app, exporting.app, looking.app):
+for group in (training.app, running.app, evaluating.app, exporting.app, reviewing.app, looking.app):
     app.registered_commands += group.registered_commands
 
 

@@ -37,6 +37,10 @@ def export(
     cases: Annotated[
         list[str] | None, typer.Option("--case", help="A case to export, by name; may be repeated.")
     ] = None,
+    accepted: Annotated[
+        bool,
+        typer.Option("--accepted", help="Only masks that reviewers agreed to (see: tesla-med review)."),
+    ] = False,
     anonymise: Annotated[
         bool,
         typer.Option(
@@ -61,6 +65,7 @@ def export(
             out=out,
             dicom=dicom,
             cases=tuple(cases or ()),
+            accepted=accepted,
             anonymise=anonymise,
             overwrite=overwrite,
             progress=progress,

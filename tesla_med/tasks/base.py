@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "ignore": "--ignore",
     "values": "--values",
     "export": "export",
+    "review": "review",
 }
 """What a task may honour, and how a user asks for it."""
 

@@ -82,7 +82,7 @@ class Tiles(Task):
         "values": "name the classes in the table or the CSV of labels instead",
         "classes": "predictions.csv names the classes",
         "figures": "they show volumes; leave them out of a table of tiles",
-        "export": "predictions.csv is their result",
+        **dict.fromkeys(("export", "review"), "predictions.csv is their result"),
     }
     smallest_batch: ClassVar[int] = 8  # fewer have neither statistics nor a class marginal
     joins: ClassVar[bool] = False
