@@ -213,6 +213,7 @@ TABLE = {
         "--set": (["site.terms=mine"], works),
     },
     "export": None,  # tiles are refused altogether; its options: tests/exports/test_exports.py
+    "review": None,  # as export, and it serves until it is stopped: tests/review/test_page.py
     "demo": None,  # it takes no data of a user's; its options: tests/demo/test_demo.py
 }
 

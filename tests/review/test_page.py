@@ -263,3 +263,25 @@ def test_a_port_that_is_taken_is_named(place):
         taken.listen()
         with pytest.raises(OutputError, match="cannot be used"):
             serve(Content(run, volumes, "ann"), taken.getsockname()[1], lambda _: None)
+
+
+def test_the_viewer_is_the_one_that_the_page_names():
+    import hashlib
+    from importlib.resources import files
+
+    static = files("tesla_med.review") / "static"
+    digest = hashlib.sha256((static / "niivue.umd.js").read_bytes()).hexdigest()
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "review-masks.md"
+    assert digest in page.read_text(encoding="utf-8")
+    assert "BSD 2-Clause" in (static / "niivue.LICENSE.txt").read_text(encoding="utf-8")
+
+
+def test_tiles_are_refused_and_the_reviewer_has_a_name(monkeypatch):
+    from tesla_med.cli.reviewing import _user
+    from tesla_med.errors import ConfigError
+    from tesla_med.tasks.base import TASKS
+
+    with pytest.raises(ConfigError, match="review: not for tiles"):
+        TASKS.get("classification").refuse({"review"})
+    monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("uid")))
+    assert _user() == "reviewer"
