@@ -152,7 +152,8 @@ def test_wheel_holds_the_configuration(wheel_names, folder):
 def test_wheel_holds_the_package(wheel_names):
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tesla_med").rglob("*.py")}
     assert expected <= wheel_names
-    assert {"tesla_med/py.typed", "tesla_med/reports/report.html.j2"} <= wheel_names
+    pages = {"tesla_med/reports/report.html.j2", "tesla_med/review/static/niivue.umd.js"}
+    assert {"tesla_med/py.typed", *pages} <= wheel_names
     assert not [name for name in wheel_names if name.startswith(("tests/", "docs/", "benchmarks/"))]
 
 
