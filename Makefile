@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-cord demo-kather test test-all stress lint types format clean
+.PHONY: demo demo-cord demo-kather test test-all stress lint types docs format clean
 
 demo: $(STAMP)
 	$(BIN)/tesla-med demo --task prostate --out demo
@@ -35,6 +35,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# The site of the documentation, strict: no page left out, no link or anchor that leads nowhere.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -46,4 +50,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo demo-cord demo-kather runs build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo demo-cord demo-kather runs site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,12 +1,14 @@
-"""Commands that look around: sites list, show and check, list."""
+"""Commands that look around: sites list, show and check, list, doctor."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tesla_med.cli import options
 from tesla_med.cli.console import Screen
 from tesla_med.cli.options import Json, Set, Volumes
 from tesla_med.cli.results import labels_text, not_used, shape_text, spacing_text
@@ -116,3 +118,30 @@ def list_entries(
     columns, rows = LISTS[what]()
     screen.table(columns, rows)
     screen.result({what: [dict(zip(columns, row, strict=True)) for row in rows]})
+
+
+@app.command(epilog="Example: tesla-med doctor --out runs")
+def doctor(
+    out: Annotated[
+        Path, typer.Option(parser=options.path, help="Folder in which results are to be written.")
+    ] = Path("runs"),
+    self_test: Annotated[
+        bool, typer.Option("--self-test/--no-self-test", help="Adapt a tiny network, write and read a mask.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Say what is installed, what the machine has, and whether a small run works; for bug reports."""
+    from tesla_med.actions.doctor import as_text, examine
+
+    screen = Screen(as_json=as_json)
+    there = out.exists()
+    try:
+        findings = examine(out, self_test=self_test)
+    finally:
+        if not there and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+    screen.say(as_text(findings))
+    screen.result(
+        {"findings": [{"name": item.name, "good": item.good, "text": item.text} for item in findings]}
+    )
+    raise typer.Exit(0 if all(item.good for item in findings) else 1)

@@ -19,7 +19,7 @@ from tesla_med.cli.app import app, run
 from tesla_med.tasks.base import TASKS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-OF_NO_TASK = {"tensorboard", "list", "sites list", "sites show"}
+OF_NO_TASK = {"tensorboard", "list", "sites list", "sites show", "doctor"}
 
 
 @pytest.fixture(scope="module")
