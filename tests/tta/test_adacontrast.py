@@ -241,6 +241,29 @@ def test_one_update_by_hand(make_adacontrast, make_network, make_images):
     assert torch.allclose(method.teacher.head.conv.weight, want, atol=1e-6)
 
 
+def test_the_loss_is_the_weighted_sum_of_its_terms(make_adacontrast, make_images):
+    method = make_adacontrast(contrast_weight=0.7, diversity_weight=1.3)
+    method.adapt(make_images(4, seed=1))  # the first update has no negatives
+    loss, scalars = method.objective(make_images(4))
+    terms = [float(scalars[f"loss/{name}"]) for name in ("self_training", "contrast", "diversity")]
+    assert terms[1] > 0.1 > 0 > terms[2]
+    assert float(loss.detach()) == pytest.approx(terms[0] + 0.7 * terms[1] + 1.3 * terms[2], rel=1e-5)
+
+
+def test_contrast_draws_queries_to_their_keys():
+    queries, positives, keys = unit(6, 5), unit(6, 5, seed=1), unit(9, 5, seed=2)
+    labels, others = torch.zeros(6, dtype=torch.long), torch.ones(9, dtype=torch.long)
+    queries.requires_grad_(True)
+    for _ in range(60):
+        loss = info_nce(functional.normalize(queries, dim=1), positives, labels, (keys, others), 0.2)
+        (gradient,) = torch.autograd.grad(loss, queries)
+        with torch.no_grad():
+            queries -= 0.5 * gradient
+    ended = functional.normalize(queries.detach(), dim=1)
+    assert (ended * positives).sum(dim=1).mean() > (unit(6, 5) * positives).sum(dim=1).mean() + 0.3
+    assert (ended @ keys.T).mean() < (unit(6, 5) @ keys.T).mean()
+
+
 def test_memories_fill_and_stay_within_their_size(make_adacontrast, make_images):
     method = make_adacontrast(queue_size=100)
     for done in (1, 2):

@@ -12,9 +12,11 @@ import torch
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import CheckpointError, ConfigError, OutputError
 from tesla_med.io.files import sha256
+from tesla_med.models.normalisation import batch_statistics
 from tesla_med.models.statistics import load_statistics, save_statistics, statistics_path
 from tesla_med.training.measure import compute_statistics
-from tesla_med.tta import METHODS
+from tesla_med.tta import METHODS, MethodContext, make_method
+from tesla_med.tta._shared.features import head_features, rows
 from tesla_med.tta._shared.gaussians import Anchors, Moments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,6 +28,14 @@ Y_METHODS = [
 def features(count, seed=0, size=5):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, size, generator=generator) @ torch.randn(size, size, generator=generator) + 2
+
+
+def seen_by(network, images):
+    """Return features (P, D) at the head's input and logits (P, L) of all pixels, under batch statistics."""
+    with torch.no_grad(), batch_statistics(network, momentum=None), head_features(network) as found:
+        logits = network(2 * images - 1)
+    pixels = torch.arange(logits[0, 0].numel())
+    return rows(found[0], pixels), rows(logits, pixels)
 
 
 def one_group(vectors):
@@ -97,16 +107,12 @@ def test_divergence_of_gaussians():
 
 @pytest.mark.parametrize("name", Y_METHODS)
 def test_refused_without_statistics(name, make_network):
-    from tesla_med.tta import MethodContext, make_method
-
     with pytest.raises(ConfigError, match=rf"method '{name}' aligns features .* 'tesla-med statistics"):
         make_method(name, make_network(), {}, MethodContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("name", Y_METHODS)
 def test_refused_with_statistics_of_another_width(name, make_network, make_statistics):
-    from tesla_med.tta import MethodContext, make_method
-
     statistics = make_statistics(make_network(width=8), 2)
     context = MethodContext(torch.device("cpu"), statistics=statistics)
     with pytest.raises(CheckpointError, match=r"are of 8 features, but the head of this network takes 4"):
@@ -127,6 +133,48 @@ def test_features_come_nearer_to_the_source(name, term, params, make_tta, make_i
     values = [float(method.adapt(images)[term]) for _ in range(25)]
     assert values[-1] < 0.7 * values[0]
     assert min(values) > 0
+
+
+def test_the_objective_of_ttt_pp_by_hand(make_tta, make_network, make_images, make_statistics):
+    network, images = make_network(), 1.0 - 0.7 * make_images(4)
+    source = make_statistics(network, 2)
+    method = make_tta("ttt_pp", network, feature_pixels=10**6, mean_weight=0.7, covariance_weight=1.3)
+    features, _ = seen_by(network, images)
+    mean = (features.mean(dim=0) - source.mean).square().sum() / 4
+    spread = (torch.cov(features.T, correction=0) - source.covariance).square().sum() / (4 * 4**2)
+    loss, scalars = method.objective(images)
+    assert float(scalars["loss/mean"]) == pytest.approx(float(mean), rel=1e-4)
+    assert float(scalars["loss/covariance"]) == pytest.approx(float(spread), rel=1e-4)
+    assert float(spread) > 0.01 * float(mean)  # each term decides the sum
+    assert float(loss.detach()) == pytest.approx(float(0.7 * mean + 1.3 * spread), rel=1e-4)
+
+
+def test_the_objective_of_ttac_by_hand(make_network, make_images, make_statistics):
+    """Each class is drawn to its own anchor, and both terms count."""
+    network, images = make_network(), 1.0 - 0.7 * make_images(4)
+    source = make_statistics(network, 2)
+    apart = torch.tensor([[0.0], [1.0]]).expand(2, 4)  # anchors that cannot be taken for each other
+    source = replace(source, class_mean=source.class_mean + apart)
+    context = MethodContext(torch.device("cpu"), statistics=source)
+    every = {"feature_pixels": 10**6, "confidence": 0.5, "class_minimum": 1}
+    method = make_method("ttac", network, {**every, "class_weight": 0.7, "global_weight": 1.3}, context)
+    features, logits = seen_by(network, images)
+    found = logits.argmax(dim=1)
+    want = []
+    for vectors, mean, covariance in (
+        (features[found == 0], source.class_mean[0], source.class_covariance[0]),
+        (features[found == 1], source.class_mean[1], source.class_covariance[1]),
+        (features, source.mean, source.covariance),
+    ):
+        assert len(vectors) > 100
+        anchors = Anchors(mean[None], covariance[None], torch.device("cpu"))
+        want.append(float(anchors.divergence(one_group(vectors))))
+    loss, scalars = method.objective(images)
+    assert abs(want[0] - want[1]) > 0.1 * want[0]
+    assert float(scalars["loss/class"]) == pytest.approx((want[0] + want[1]) / 2, rel=1e-3)
+    assert float(scalars["loss/global"]) == pytest.approx(want[2], rel=1e-3)
+    both = 0.7 * (want[0] + want[1]) / 2 + 1.3 * want[2]
+    assert float(loss.detach()) == pytest.approx(both, rel=1e-3)
 
 
 def test_a_class_without_certain_pixels_is_left_out(make_tta, make_images):
