@@ -47,6 +47,14 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
             "methods.cotta.confidence_threshold=1",
         )
     },
+    "ttac": {
+        f"rate {rate}, replay {replay}": (
+            f"methods.ttac.learning_rate={rate}",
+            f"methods.ttac.replay={replay}",
+        )
+        for rate in (0.0001, 0.001, 0.01)
+        for replay in (0, 64)
+    },
 }
 """Values by method and name of the variant."""
 made_once = functools.cache(write_site)
@@ -66,6 +74,9 @@ def run_variant(
     name = f"s{strength:g}-{seed}".replace(".", "_")
     site = made_once(folder, task, name, strength, options.cases, seed=1000 + seed)
     pipeline = pipeline_of(task, ARMS["source"], options)
+    overrides = list(VARIANTS[method][variant])
+    if options.epochs is not None and protocol.endswith("M"):
+        overrides.append(f"protocols.{protocol}.{method}.epochs={options.epochs}")
     described = {"task": task, "protocol": protocol, "method": method, "variant": variant}
     out = folder / "runs" / "-".join([task, protocol, method, variant, name]).replace(" ", "_")
     result = adapt_site(
@@ -73,7 +84,7 @@ def run_variant(
         folder / "volumes",
         weights=weights,
         pipeline=pipeline,
-        overrides=VARIANTS[method][variant],
+        overrides=overrides,
         method=method,
         protocol=protocol,
         out=out,
@@ -111,6 +122,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--strengths", nargs="+", type=float, default=[0.5, 1.0], help="0 or more")
     parser.add_argument("--seeds", type=int, default=2, help="sites a strength: seeds 1 to this")
     parser.add_argument("--cases", type=int, default=3, help="volumes a site")
+    parser.add_argument("--epochs", type=int, default=None, help="under M; default: the pipeline's")
     parser.add_argument("--width", type=int, default=8, help="of the U-Net")
     parser.add_argument("--size", type=int, default=64, help="pixels a side")
     parser.add_argument("--steps", type=int, default=300, help="of source training")

@@ -18,6 +18,7 @@ from tesla_med.training.measure import compute_statistics
 from tesla_med.tta import METHODS, MethodContext, make_method
 from tesla_med.tta._shared.features import head_features, rows
 from tesla_med.tta._shared.gaussians import Anchors, Moments
+from tesla_med.tta._shared.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Y_METHODS = [
@@ -174,7 +175,100 @@ def test_the_objective_of_ttac_by_hand(make_network, make_images, make_statistic
     assert float(scalars["loss/class"]) == pytest.approx((want[0] + want[1]) / 2, rel=1e-3)
     assert float(scalars["loss/global"]) == pytest.approx(want[2], rel=1e-3)
     both = 0.7 * (want[0] + want[1]) / 2 + 1.3 * want[2]
-    assert float(loss.detach()) == pytest.approx(both, rel=1e-3)
+    assert float(loss.detach()) == pytest.approx(0.05 * 2 * 4 * both, rel=1e-3)  # both directions, 4 features
+
+
+def test_replay_keeps_the_newest_and_their_averages():
+    replay, images = Replay(5, 0.75), torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 2, 2)
+    replay.push(images[:3], None)
+    first = torch.full((3, 2, 2, 2), 0.5)
+    before, after = replay.visit(torch.arange(3), first)
+    assert not before.any()
+    assert torch.equal(after, first)
+    replay.push(images[3:6], torch.full((3, 2, 2), 0.0))
+    assert replay.images[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert replay.weight[:, 0, 0].tolist() == [1, 1, 0, 0, 0]
+    before, after = replay.visit(torch.tensor([0, 4]), torch.ones(2, 2, 2, 2))
+    assert before.flatten(1).amax(dim=1).tolist() == [0.5, 0.0]
+    assert after.flatten(1).amax(dim=1).tolist() == [0.25 * 0.5 + 0.75, 1.0]
+    assert replay.average[:, 0, 0, 0].tolist() == [0.875, 0.5, 0.0, 0.0, 1.0]
+    parts = list(replay.batches(2, torch.Generator().manual_seed(1)))
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert sorted(torch.cat(parts).tolist()) == [0, 1, 2, 3, 4]
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+    state = replay.state()
+    replay.push(torch.zeros(2, 1, 3, 3), None)  # of another shape
+    assert (len(replay), replay.weight, replay.average) == (2, None, None)
+    replay.restore(state, torch.device("cpu"))
+    assert replay.images[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    replay.push(images.repeat(2, 1, 1, 1), None)
+    assert len(replay) == 16  # a batch is kept whole
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "trusted"),
+    [
+        (None, (0.95, 0.05), True),
+        (None, (0.85, 0.15), False),  # not certain enough
+        ((0.97, 0.03), (0.95, 0.05), False),  # less certain than before
+        ((0.9505, 0.0495), (0.95, 0.05), True),  # by no more than 0.001
+        ((0.5, 0.5), (0.93, 0.07), False),  # nor is the average of both: 0.887
+        ((0.92, 0.08), (0.93, 0.07), True),
+        ((0.9, 0.1), (0.2, 0.8), False),  # another class
+    ],
+)
+def test_labels_are_filtered_by_agreement_between_visits(before, now, trusted, make_tta):
+    method = make_tta("ttac", replay=4, label_share=0.9)
+    method.replay.push(torch.zeros(2, 1, 3, 3), None)
+    maps = [torch.tensor(item).view(1, 2, 1, 1).expand(2, 2, 3, 3) for item in (before or (0.0, 0.0), now)]
+    method.replay.average = maps[0].clone()
+    method._positions = torch.tensor([1, 0])
+    member = method._membership(maps[1].log())
+    assert member.shape == (2, 2, 3, 3)
+    assert member[:, 0].eq(float(trusted)).all()
+    assert not member[:, 1].any()
+    mean = maps[1] if before is None else 0.1 * maps[0] + 0.9 * maps[1]
+    assert torch.allclose(method.replay.average, mean, atol=1e-6)
+
+
+def test_every_batch_learns_from_the_replay(make_tta, make_images, monkeypatch):
+    method, images = make_tta("ttac", replay=6, iterations=3), make_images(8)
+    images[:, :, 0, 0] = torch.arange(8.0)[:, None] / 10
+    seen, objective = [], method.objective
+
+    def noted(batch):
+        seen.append(sorted((batch[:, 0, 0, 0] * 10).round().long().tolist()))
+        return objective(batch)
+
+    monkeypatch.setattr(method, "objective", noted)
+    numbers = []
+    for start in (0, 2, 4, 6):
+        method.adapt(images[start : start + 2])
+        numbers.append([item for part in seen for item in part])
+        assert all(len(part) <= 2 for part in seen)
+        seen.clear()
+    assert sorted(numbers[0]) == [0, 0, 1, 1]  # 1 + 2 / 2 passes
+    assert sorted(numbers[1]) == sorted(3 * [0, 1, 2, 3])
+    assert sorted(numbers[2]) == sorted(3 * [0, 1, 2, 3, 4, 5])
+    assert sorted(numbers[3]) == sorted(3 * [2, 3, 4, 5, 6, 7])
+    assert method.steps == 2 * 1 + 3 * 2 + 3 * 3 + 3 * 3
+    assert method.pixel_weight is None
+    assert make_tta("ttac", replay=6, iterations=3, batch_slices=2).passes(8) == 3 * (2 * 2 + 3 * 16) + 2 * 8
+    single = make_tta("ttac", replay=0)
+    single.adapt(images)
+    assert (single.steps, len(single.replay)) == (1, 0)
+
+
+def test_the_scale_of_the_loss_is_a_factor_of_its_gradient(make_tta, make_images):
+    steps = []
+    for scale in (0.05, 0.1):
+        method = make_tta("ttac", replay=0, loss_scale=scale, learning_rate=1e-4, momentum=0)
+        before = [value.detach().clone() for value in method.model.parameters()]
+        method.adapt(make_images(4))
+        pairs = zip(method.model.parameters(), before, strict=True)
+        steps.append(torch.cat([(now.detach() - old).flatten() for now, old in pairs]))
+    assert torch.allclose(2 * steps[0], steps[1], rtol=0.02, atol=1e-7)
+    assert steps[0].abs().max() > 1e-6
 
 
 def test_a_class_without_certain_pixels_is_left_out(make_tta, make_images):
