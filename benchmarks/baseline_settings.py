@@ -74,7 +74,7 @@ def run_variant(
     name = f"s{strength:g}-{seed}".replace(".", "_")
     site = made_once(folder, task, name, strength, options.cases, seed=1000 + seed)
     pipeline = pipeline_of(task, ARMS["source"], options)
-    overrides = list(VARIANTS[method][variant])
+    overrides = [*VARIANTS[method][variant], *options.set]
     if options.epochs is not None and protocol.endswith("M"):
         overrides.append(f"protocols.{protocol}.{method}.epochs={options.epochs}")
     described = {"task": task, "protocol": protocol, "method": method, "variant": variant}
@@ -123,6 +123,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2, help="sites a strength: seeds 1 to this")
     parser.add_argument("--cases", type=int, default=3, help="volumes a site")
     parser.add_argument("--epochs", type=int, default=None, help="under M; default: the pipeline's")
+    parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE, of every variant")
     parser.add_argument("--width", type=int, default=8, help="of the U-Net")
     parser.add_argument("--size", type=int, default=64, help="pixels a side")
     parser.add_argument("--steps", type=int, default=300, help="of source training")

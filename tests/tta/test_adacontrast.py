@@ -277,6 +277,39 @@ def test_memories_fill_and_stay_within_their_size(make_adacontrast, make_images)
     assert lengths.max() < 1 + 1e-5
 
 
+@pytest.mark.parametrize("size", [1000, 90])
+def test_the_memory_is_filled_over_the_target_before_the_first_pass(
+    size, make_adacontrast, make_images, same_state
+):
+    batches = [make_images(4, seed=seed) for seed in range(3)]
+    method = make_adacontrast(fill_memory=True, queue_size=size)
+    before = method.state_dict()
+    method.start_epoch(0, iter(batches))
+    features, probs = method.features.columns
+    assert features.shape == (min(3 * 4 * 16, size), 4)
+    assert same_state(before["modules"], method.state_dict()["modules"])  # the statistics too
+    lengths = features.norm(dim=1)
+    assert ((lengths - 1).abs() < 1e-5).float().mean() > 0.9
+    wanted = []
+    for images in batches:
+        logits, found = method._look(method.teacher, images, None)
+        every = torch.arange(32 * 32)
+        pairs = functional.normalize(rows(found, every), dim=1), rows(logits, every).softmax(dim=1)
+        wanted.append(torch.cat(pairs, dim=1))
+    exact = "donot_use_mm_for_euclid_dist"
+    gaps = torch.cdist(torch.cat([features, probs], dim=1), torch.cat(wanted), compute_mode=exact).min(dim=1)
+    assert gaps.values.max() < 1e-4  # pixels of the target, each with its own probabilities
+    for index in range(3):  # of all batches alike, in random order
+        share = (gaps.indices[:90] // (4 * 1024) == index).float().mean()
+        assert 0.1 < share < 0.6
+    method.start_epoch(1, iter(batches))
+    assert len(method.features.columns[0]) == len(features)  # once is enough
+    plain = make_adacontrast()
+    plain.start_epoch(0, iter(batches))
+    assert plain.features.columns == ()
+    assert method.passes(8) == plain.passes(8) + 8
+
+
 def test_learns_nothing_at_learning_rate_0(make_adacontrast, make_images):
     method, images = make_adacontrast(learning_rate=0), make_images(4)
     before, statistics = weights(method.student), running(method.student)

@@ -95,9 +95,7 @@ def test_labels_are_averaged_where_the_source_is_not_confident(make_cotta, make_
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.75, 1.0])
-def test_pixels_that_the_source_is_sure_of_keep_their_label(
-    threshold, make_cotta, make_network, make_images
-):
+def test_pixels_that_the_source_is_sure_of_keep_their_label(threshold, make_cotta, make_network, make_images):
     network, images = make_network(), make_images(4)
     method = make_cotta(network, views=5, confidence_of="pixel", confidence_threshold=threshold)
     labels, _ = method._pseudo_labels(images)
