@@ -155,7 +155,8 @@ class TTAC(AlignedLearner):
             agrees = now > before.gather(1, winner) - FALL
         probability, label = average.max(dim=1)
         trusted = agrees & (probability > self.params.confidence)[:, None]
-        return functional.one_hot(label, logits.shape[1]).movedim(-1, 1).float() * trusted
+        member: Tensor = functional.one_hot(label, logits.shape[1]).movedim(-1, 1).float() * trusted
+        return member
 
     def learning_passes(self, slices: int) -> float:
         """Return the forward passes of the updates on a case, with those over the replay."""

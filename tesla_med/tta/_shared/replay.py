@@ -56,7 +56,7 @@ class Replay:
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the positions (n,) of all images in random batches, in order within a batch."""
-        for part in torch.randperm(len(self), generator=generator).split(size):
+        for part in torch.split(torch.randperm(len(self), generator=generator), size):
             yield part.sort().values
 
     def visit(self, positions: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
