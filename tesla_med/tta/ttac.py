@@ -39,12 +39,12 @@ FALL = 0.001
 
 
 class TTACParams(AlignmentParams, LearnerParams):
-    """Parameters of TTAC; defaults are its authors' for CIFAR-10-C where they have them.
+    """Parameters of TTAC; defaults are those of its authors' code for CIFAR-10-C where it has them.
 
     Their replay holds 4,096 images of 32 x 32, as many pixels as 64 slices of 256 x 256.
     """
 
-    learning_rate: float = Field(1e-4, ge=0, description="of SGD, for all parameters but the head's")
+    learning_rate: float = Field(1e-3, ge=0, description="of SGD, for all parameters but the head's")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD")
     loss_scale: float = Field(0.05, ge=0, description="of the sum of both terms")
     class_weight: float = Field(1.0, ge=0, description="of the mean divergence over classes")
