@@ -16,11 +16,14 @@ Features are those that enter the head. In a slice, pixels take the part that im
 grid of pixels of stride ``refine_stride``, whose offset is drawn anew for every update, is refined and
 learned from. No refined label is thus interpolated, and every pixel has its turn. Of the grid,
 ``pixels_per_slice`` pixels go into the memory and the contrast. All parameters learn. The student predicts.
+
+Where the whole target is at hand (protocol M), ``fill_memory`` lets the momentum encoder, which is the source
+model then, look at all of it before the first pass, so that the first labels have neighbours everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -50,6 +53,9 @@ class AdaContrastParams(MethodParams):
     weight_decay: float = Field(1e-4, ge=0)
     teacher_momentum: float = Field(0.999, ge=0, le=1, description="of the momentum encoder")
     queue_size: int = Field(16384, ge=1, description="features in the memory, and keys in the contrast")
+    fill_memory: bool = Field(
+        False, description="fill the memory from all slices ahead before the first pass, as offline"
+    )
     neighbours: int = Field(
         10, ge=1, description="number of neighbours whose probabilities a pseudo-label averages"
     )
@@ -115,6 +121,30 @@ class AdaContrast(TTAMethod):
         )
 
     # ------------------------------------------------------------ adapting
+
+    @torch.no_grad()
+    def start_epoch(self, epoch: int, batches: Iterable[Tensor]) -> None:
+        """Fill the memory from the slices ahead, if asked to; running statistics stay as they are.
+
+        More pixels than the memory takes are drawn from at random.
+        """
+        super().start_epoch(epoch, batches)
+        if epoch > 0 or not self.params.fill_memory:
+            return
+        found = []
+        for images in batches:
+            logits, features = self._look(self.teacher, self.to_device(images), None)
+            grid = self._grid(tuple(logits.shape[2:]))
+            order = torch.randperm(len(grid), generator=self.generator)[: self.params.pixels_per_slice]
+            places = grid[order].to(logits.device)
+            weight = None if self.pixel_weight is None else self.to_device(self.pixel_weight)
+            kept = self._kept(weight, places)
+            keys = functional.normalize(rows(features, places), dim=1)
+            found.append((keys[kept], rows(logits, places).softmax(dim=1)[kept]))
+        if found:
+            keys, probs = (torch.cat(column) for column in zip(*found, strict=True))
+            drawn = torch.randperm(len(keys), generator=self.generator).to(keys.device)
+            self.features.push(keys[drawn], probs[drawn])
 
     def adapt(self, images: Tensor) -> Scalars:
         """Update the student, the momentum encoder and the memories on (N, C, H, W) images in [0, 1]."""
@@ -210,6 +240,11 @@ class AdaContrast(TTAMethod):
         """Return the momentum encoder's features (n, F) on another strong view, of length 1."""
         _, features = self._look(self.teacher, self._strong_view(weak), None)
         return functional.normalize(rows(features, positions), dim=1)
+
+    def learning_passes(self, slices: int) -> float:
+        """Return the forward passes of the updates, and of filling the memory."""
+        filling = self.slices_seen(slices) if self.params.fill_memory else 0
+        return super().learning_passes(slices) + filling
 
     def passes_per_update(self) -> float:
         """Count both networks on the weak view, the keys, and the student on the strong view."""

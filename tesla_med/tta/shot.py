@@ -6,9 +6,11 @@ takes one step down
     mean of  - sum_k p_k log p_k   +   sum_k m_k log m_k   +   beta * mean of  - log p_y.
 
 The first two terms are information maximisation (Sec. 3.2): the entropy of the predictions p and the negative
-entropy of their mean m, the class marginal. The third is the cross-entropy to pseudo-labels y (Sec. 3.3): the
-class whose prototype is nearest, by cosine, to the features that enter the head. ``pseudo_label_weight: 0``,
-which is beta, turns this into SHOT-IM.
+entropy of their mean m, the class marginal. ``marginal_target: source`` makes the second KL(m || q) with the
+class shares q that the source model gives the batch, for classes that do not take equal shares (as Bateson et
+al. 2021, arXiv:2108.03152, do with a class-ratio prior). The third is the cross-entropy to pseudo-labels y
+(Sec. 3.3): the class whose prototype is nearest, by cosine, to the features that enter the head.
+``pseudo_label_weight: 0``, which is beta, turns this into SHOT-IM.
 
 Prototypes are made before every pass over the slices, from all of them: first as means of the features
 weighted by the probabilities, then as means over the pixels that are nearest to the first ones. The features
@@ -18,8 +20,9 @@ for them. Every pixel of a batch is then labelled by its present features, at th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +34,7 @@ from tesla_med.models.normalisation import batch_statistics
 from tesla_med.tta._mechanics.parameters import all_but_head
 from tesla_med.tta._shared.features import head_features, in_frame_of, sampled
 from tesla_med.tta._shared.learner import Learner, LearnerParams
+from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta.base import METHODS, Scalars
 
 
@@ -41,6 +45,11 @@ class SHOTParams(LearnerParams):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD (Nesterov where above 0)")
     weight_decay: float = Field(1e-3, ge=0)
     marginal_weight: float = Field(1.0, ge=0, description="of the class marginal's negative entropy")
+    marginal_target: Literal["uniform", "source"] = Field(
+        "uniform",
+        description="class shares towards which the marginal is pulled: equal ones, as its authors do, or "
+        "those that the source model gives a batch under the batch's own normalisation statistics",
+    )
     pseudo_label_weight: float = Field(
         0.3, ge=0, description="of the cross-entropy to prototype pseudo-labels; 0: SHOT-IM"
     )
@@ -53,6 +62,7 @@ class SHOT(Learner):
 
     Attributes:
         prototypes: (L, F) of the present pass over the slices; None before the first and with SHOT-IM.
+        source: a frozen copy of the source model, if ``marginal_target`` asks for it.
     """
 
     name = "shot"
@@ -64,7 +74,15 @@ class SHOT(Learner):
     def setup(self) -> None:
         """Prepare learning, without prototypes."""
         self.prototypes: Tensor | None = None
+        asked = self.params.marginal_target == "source"
+        self.source = copy.deepcopy(self.model).requires_grad_(False) if asked else None
         super().setup()
+
+    def make_passes(self) -> None:
+        """Make the pass that learns, and that of the source model, which moves no statistics."""
+        super().make_passes()
+        source, pool = self.source, self.graph_pool()
+        self._anchor = None if source is None else NetworkPass(source, self.logits, momentum=None, pool=pool)
 
     def updated_parameters(self) -> list[nn.Parameter]:
         """Return everything but the head."""
@@ -87,8 +105,8 @@ class SHOT(Learner):
         return bool(self.params.pseudo_label_weight > 0)
 
     def passes_per_update(self) -> float:
-        """Count also the pass from which prototypes are made."""
-        return super().passes_per_update() + self.needs_features
+        """Count also the pass from which prototypes are made, and the source's if there is one."""
+        return super().passes_per_update() + self.needs_features + (self.source is not None)
 
     # ------------------------------------------------------------ objective
 
@@ -99,9 +117,10 @@ class SHOT(Learner):
             images: (N, C, H, W) float32 in [0, 1] on the device.
         """
         p: SHOTParams = self.params
+        prior = self._prior(images)
         logits, _, features = self.learning(images)
         weight = self.pixel_weight
-        entropy, marginal = losses.entropy(logits, weight), losses.class_marginal(logits, pixel_weight=weight)
+        entropy, marginal = losses.entropy(logits, weight), losses.class_marginal(logits, prior, weight)
         loss = entropy + p.marginal_weight * marginal
         scalars: Scalars = {"loss/entropy": entropy.detach(), "loss/class_marginal": marginal.detach()}
         if features is not None:
@@ -110,6 +129,12 @@ class SHOT(Learner):
             loss = loss + p.pseudo_label_weight * trained
             scalars["loss/pseudo_labels"] = trained.detach()
         return loss, scalars
+
+    def _prior(self, images: Tensor) -> Tensor | None:
+        """Return the class shares (L,) to which the marginal is drawn; None for equal ones."""
+        if self._anchor is None:
+            return None
+        return losses.class_shares(self._anchor(images).logits.softmax(dim=1), self.pixel_weight)
 
     def _pseudo_labels(self, logits: Tensor, features: Tensor) -> Tensor:
         """Return the class (N, *spatial) of the nearest prototype; outside a pass, of the batch's own."""

@@ -51,9 +51,10 @@ class TeAA(AugmentedMethod):
         """Make the method's passes, and those of the teacher and the distillation."""
         super().make_passes()
         teacher, student, pool = self.teacher, self.model, self.graph_pool()
-        self._clean = NetworkPass(teacher, self.logits, momentum=None, tap=True, pool=pool)
-        self._weak = NetworkPass(teacher, self.logits, momentum=None, pool=pool)
-        self._attacked = NetworkPass(teacher, self.logits, momentum=None, tap=True, gradient=True, pool=pool)
+        tapped, look = self._tap, self.logits
+        self._clean = NetworkPass(teacher, look, momentum=None, tap=tapped, pool=pool)
+        self._weak = NetworkPass(teacher, look, momentum=None, pool=pool)
+        self._attacked = NetworkPass(teacher, look, momentum=None, tap=tapped, gradient=True, pool=pool)
         # Never a graph: a capture would put running statistics back in place while the method's own forward
         # pass through the same network still waits for its backward pass.
         self._distilling = NetworkPass(student, self.logits, momentum=None, gradient=True)

@@ -200,9 +200,9 @@ class TeSLA(AugmentedMethod):
         share, rest = self._mixture
         make = partial(NetworkPass, logits=self.logits, pool=self._pool, rest=rest, share=share)
         teacher, student, refines = self.teacher, self.student, p.neighbours > 1
-        self._clean = make(teacher, momentum=repeated, tap=True, features=refines)
+        self._clean = make(teacher, momentum=repeated, tap=self._tap, features=refines)
         self._weak = make(teacher, momentum=augmented, features=refines)
-        self._attacked = make(teacher, momentum=augmented, tap=True, gradient=True)
+        self._attacked = make(teacher, momentum=augmented, tap=self._tap, gradient=True)
         self._learning = make(student, momentum=momentum, features=self.needs_features, gradient=True)
         self._distilling = make(student, momentum=augmented, gradient=True)
         self._anchor = None if self.source is None else make(self.source, momentum=None)

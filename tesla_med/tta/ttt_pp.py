@@ -1,13 +1,13 @@
-"""TTT++: test-time feature alignment (Liu et al., NeurIPS 2021).
+"""TTT++, alignment only: test-time feature alignment (Liu et al., NeurIPS 2021).
 
-For each batch, TTT++ takes one step down the distance between the first and second moments of the features
+For each batch there is one step down the distance between the first and second moments of the features
 at the head's input (target mean n and covariance T) and those of the source (m and S),
 
     mean_weight * ||n - m||^2 / D  +  covariance_weight * ||T - S||_F^2 / (4 D^2),
 
 with respect to every parameter except the head's, under the statistics of the batch. Target moments are
-pooled over the batches seen, in place of the authors' queue of features. Their self-supervised branch is left
-out, because it needs a source model that was trained with it.
+pooled over the batches seen, in place of the authors' queue of features. This is half of TTT++: its
+self-supervised branch is left out, because it needs a source model that was trained with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tesla_med.tta.base import METHODS, Scalars
 
 
 class TTTPlusPlusParams(AlignmentParams, LearnerParams):
-    """Parameters of TTT++."""
+    """Parameters of the alignment of TTT++."""
 
     learning_rate: float = Field(1e-4, ge=0)
     mean_weight: float = Field(1.0, ge=0, description="of the mean squared difference of the means")
@@ -36,7 +36,7 @@ class TTTPlusPlus(AlignedLearner):
     """Alignment of the first and second moments of features; see the module's docstring."""
 
     name = "ttt_pp"
-    summary = "aligns the mean and covariance of features with those of the source"
+    summary = "alignment only: aligns the mean and covariance of features with those of the source"
     citation = "Liu et al., TTT++: When Does Self-Supervised Test-Time Training Fail or Thrive?, NeurIPS 2021"
     protocols = ("Y-O", "Y-M")
     Params = TTTPlusPlusParams

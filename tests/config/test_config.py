@@ -439,6 +439,7 @@ def test_recipes_of_the_paper(name, protocol):
     assert params.policy_learning_rate == params.magnitude_learning_rate == 0.1
     assert params.op_set == "generic"
     assert params.policy_sampling == "probability"
+    assert params.severity_of == "encoder"
     assert params.draw == "ordered"
 
 
@@ -450,6 +451,7 @@ def test_recipes_of_the_release(task):
         assert (params.policy_learning_rate, params.magnitude_learning_rate) == (0.001, 0.01)
         assert (params.op_set, params.policy_size, params.policy_sampling) == ("released_mri", 3, "uniform")
         assert (params.moving_passes, params.statistics_momentum) == ("all", 0.1)
+        assert params.severity_of == "network"
         assert params.freeze_norm_affine
         assert params.teacher_momentum == 0.996
     assert (one.batch_slices, one.draw, one.updates_per_case) == (8, "replacement", 8)
@@ -459,6 +461,22 @@ def test_recipes_of_the_release(task):
     assert (several.weak_views, several.weak_views_first_epoch, several.predict_views) == (5, 1, 5)
     assert several.reset_policy_each_epoch
     assert several.refresh_statistics
+
+
+@pytest.mark.parametrize("name", ["prostate", "spinal_cord", "nnunet", "bundle", "prostate_paper", "kather"])
+@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+def test_comparison_methods_run_as_their_authors_run_them(name, protocol):
+    from tesla_med.tta.base import check_params
+
+    pipeline = load_pipeline(name, roots=[ROOT])
+    cotta, adacontrast, plugged = (
+        check_params(method, pipeline.method_params(method, protocol))
+        for method in ("cotta", "adacontrast", "adacontrast+teaa")
+    )
+    masks = name != "kather"  # tiles have the settings of CIFAR-10-C
+    want = ("pixel", 0.69, 0.0001) if masks else ("batch", 0.92, 0.001)
+    assert (cotta.confidence_of, cotta.confidence_threshold, cotta.learning_rate) == want
+    assert adacontrast.fill_memory == plugged.fill_memory == (protocol == "N-M")
 
 
 FIXED = [

@@ -387,6 +387,38 @@ def test_the_support_is_that_of_the_mask_that_is_taken(make_images, monkeypatch)
         assert found == pytest.approx(joined(parts))
 
 
+def test_the_mask_half_way_supports_none():
+    """It lies near source and adapted by its making, so that its agreement would say nothing."""
+    boxes = {"source": (0, 10), "own": (0, 8), "half": (0, 9), "part": (0, 20), "adapted": (0, 20)}
+    masks = masks_of({f"{name}{view}": box for name, box in boxes.items() for view in ("", "@0.85", "@1.2")})
+    parts = {"smaller": 1.0, "larger": 1.0, "agreement": agreement(masks["adapted"], masks["source"], 2)}
+    assert parts["agreement"] == pytest.approx(2 / 3)
+    assert supports_of(masks, "adapted", 2)["support_1"] == pytest.approx(joined(parts))
+    few = {name: mask for name, mask in masks.items() if not name.startswith(("own", "half"))}
+    assert supports_of(few, "adapted", 2)["support_1"] == pytest.approx(1.0)  # without them it must speak
+
+
+def test_every_pair_of_masks_is_compared():
+    masks = masks_of({"source": (0, 4), "own": (2, 12), "half": (3, 30), "adapted": (1, 7)})
+    views = {f"{name}@{zoom}": mask for name, mask in masks.items() for zoom in ZOOMS}
+    signals = compared(masks | views, NAMES, 2)
+    pairs = [(one, two) for index, one in enumerate(NAMES) for two in NAMES[index + 1 :]]
+    found = [signals[f"agreement_{one}_{two}"] for one, two in pairs]
+    assert found == pytest.approx([agreement(masks[one], masks[two], 2) for one, two in pairs])
+    assert len(set(found)) == len(pairs) == 6
+
+
+def test_every_class_has_a_support_of_its_own():
+    boxes = {"source": (0, 10), "own": (0, 10), "adapted": (0, 5)}
+    masks = masks_of({f"{name}{view}": box for name, box in boxes.items() for view in ("", "@0.85", "@1.2")})
+    for name, mask in masks.items():
+        mask[:, :, 20 : 26 if name.startswith("adapted") else 30] = 2
+    found = supports_of(masks, "adapted", 3)
+    closest = {"support_1": 2 * 5 / 15, "support_2": 2 * 6 / 16}
+    for name, value in closest.items():
+        assert found[name] == pytest.approx(joined({"smaller": 1.0, "larger": 1.0, "agreement": value}))
+
+
 def test_masks_are_judged_as_they_will_be_written(make_images):
     """A small component beside the body is dropped before masks are compared."""
     images = make_images(4, 40, 40)

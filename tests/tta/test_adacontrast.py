@@ -241,6 +241,29 @@ def test_one_update_by_hand(make_adacontrast, make_network, make_images):
     assert torch.allclose(method.teacher.head.conv.weight, want, atol=1e-6)
 
 
+def test_the_loss_is_the_weighted_sum_of_its_terms(make_adacontrast, make_images):
+    method = make_adacontrast(contrast_weight=0.7, diversity_weight=1.3)
+    method.adapt(make_images(4, seed=1))  # the first update has no negatives
+    loss, scalars = method.objective(make_images(4))
+    terms = [float(scalars[f"loss/{name}"]) for name in ("self_training", "contrast", "diversity")]
+    assert terms[1] > 0.1 > 0 > terms[2]
+    assert float(loss.detach()) == pytest.approx(terms[0] + 0.7 * terms[1] + 1.3 * terms[2], rel=1e-5)
+
+
+def test_contrast_draws_queries_to_their_keys():
+    queries, positives, keys = unit(6, 5), unit(6, 5, seed=1), unit(9, 5, seed=2)
+    labels, others = torch.zeros(6, dtype=torch.long), torch.ones(9, dtype=torch.long)
+    queries.requires_grad_(True)
+    for _ in range(60):
+        loss = info_nce(functional.normalize(queries, dim=1), positives, labels, (keys, others), 0.2)
+        (gradient,) = torch.autograd.grad(loss, queries)
+        with torch.no_grad():
+            queries -= 0.5 * gradient
+    ended = functional.normalize(queries.detach(), dim=1)
+    assert (ended * positives).sum(dim=1).mean() > (unit(6, 5) * positives).sum(dim=1).mean() + 0.3
+    assert (ended @ keys.T).mean() < (unit(6, 5) @ keys.T).mean()
+
+
 def test_memories_fill_and_stay_within_their_size(make_adacontrast, make_images):
     method = make_adacontrast(queue_size=100)
     for done in (1, 2):
@@ -252,6 +275,39 @@ def test_memories_fill_and_stay_within_their_size(make_adacontrast, make_images)
     lengths = method.keys.columns[0].norm(dim=1)  # 0 where no feature is above 0
     assert ((lengths - 1).abs() < 1e-5).float().mean() > 0.9
     assert lengths.max() < 1 + 1e-5
+
+
+@pytest.mark.parametrize("size", [1000, 90])
+def test_the_memory_is_filled_over_the_target_before_the_first_pass(
+    size, make_adacontrast, make_images, same_state
+):
+    batches = [make_images(4, seed=seed) for seed in range(3)]
+    method = make_adacontrast(fill_memory=True, queue_size=size)
+    before = method.state_dict()
+    method.start_epoch(0, iter(batches))
+    features, probs = method.features.columns
+    assert features.shape == (min(3 * 4 * 16, size), 4)
+    assert same_state(before["modules"], method.state_dict()["modules"])  # the statistics too
+    lengths = features.norm(dim=1)
+    assert ((lengths - 1).abs() < 1e-5).float().mean() > 0.9
+    wanted = []
+    for images in batches:
+        logits, found = method._look(method.teacher, images, None)
+        every = torch.arange(32 * 32)
+        pairs = functional.normalize(rows(found, every), dim=1), rows(logits, every).softmax(dim=1)
+        wanted.append(torch.cat(pairs, dim=1))
+    exact = "donot_use_mm_for_euclid_dist"
+    gaps = torch.cdist(torch.cat([features, probs], dim=1), torch.cat(wanted), compute_mode=exact).min(dim=1)
+    assert gaps.values.max() < 1e-4  # pixels of the target, each with its own probabilities
+    for index in range(3):  # of all batches alike, in random order
+        share = (gaps.indices[:90] // (4 * 1024) == index).float().mean()
+        assert 0.1 < share < 0.6
+    method.start_epoch(1, iter(batches))
+    assert len(method.features.columns[0]) == len(features)  # once is enough
+    plain = make_adacontrast()
+    plain.start_epoch(0, iter(batches))
+    assert plain.features.columns == ()
+    assert method.passes(8) == plain.passes(8) + 8
 
 
 def test_learns_nothing_at_learning_rate_0(make_adacontrast, make_images):

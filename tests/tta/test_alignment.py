@@ -12,10 +12,13 @@ import torch
 from tesla_med.config.files import load_pipeline
 from tesla_med.errors import CheckpointError, ConfigError, OutputError
 from tesla_med.io.files import sha256
+from tesla_med.models.normalisation import batch_statistics
 from tesla_med.models.statistics import load_statistics, save_statistics, statistics_path
 from tesla_med.training.measure import compute_statistics
-from tesla_med.tta import METHODS
+from tesla_med.tta import METHODS, MethodContext, make_method
+from tesla_med.tta._shared.features import head_features, rows
 from tesla_med.tta._shared.gaussians import Anchors, Moments
+from tesla_med.tta._shared.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Y_METHODS = [
@@ -26,6 +29,14 @@ Y_METHODS = [
 def features(count, seed=0, size=5):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, size, generator=generator) @ torch.randn(size, size, generator=generator) + 2
+
+
+def seen_by(network, images):
+    """Return features (P, D) at the head's input and logits (P, L) of all pixels, under batch statistics."""
+    with torch.no_grad(), batch_statistics(network, momentum=None), head_features(network) as found:
+        logits = network(2 * images - 1)
+    pixels = torch.arange(logits[0, 0].numel())
+    return rows(found[0], pixels), rows(logits, pixels)
 
 
 def one_group(vectors):
@@ -97,16 +108,12 @@ def test_divergence_of_gaussians():
 
 @pytest.mark.parametrize("name", Y_METHODS)
 def test_refused_without_statistics(name, make_network):
-    from tesla_med.tta import MethodContext, make_method
-
     with pytest.raises(ConfigError, match=rf"method '{name}' aligns features .* 'tesla-med statistics"):
         make_method(name, make_network(), {}, MethodContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("name", Y_METHODS)
 def test_refused_with_statistics_of_another_width(name, make_network, make_statistics):
-    from tesla_med.tta import MethodContext, make_method
-
     statistics = make_statistics(make_network(width=8), 2)
     context = MethodContext(torch.device("cpu"), statistics=statistics)
     with pytest.raises(CheckpointError, match=r"are of 8 features, but the head of this network takes 4"):
@@ -127,6 +134,141 @@ def test_features_come_nearer_to_the_source(name, term, params, make_tta, make_i
     values = [float(method.adapt(images)[term]) for _ in range(25)]
     assert values[-1] < 0.7 * values[0]
     assert min(values) > 0
+
+
+def test_the_objective_of_ttt_pp_by_hand(make_tta, make_network, make_images, make_statistics):
+    network, images = make_network(), 1.0 - 0.7 * make_images(4)
+    source = make_statistics(network, 2)
+    method = make_tta("ttt_pp", network, feature_pixels=10**6, mean_weight=0.7, covariance_weight=1.3)
+    features, _ = seen_by(network, images)
+    mean = (features.mean(dim=0) - source.mean).square().sum() / 4
+    spread = (torch.cov(features.T, correction=0) - source.covariance).square().sum() / (4 * 4**2)
+    loss, scalars = method.objective(images)
+    assert float(scalars["loss/mean"]) == pytest.approx(float(mean), rel=1e-4)
+    assert float(scalars["loss/covariance"]) == pytest.approx(float(spread), rel=1e-4)
+    assert float(spread) > 0.01 * float(mean)  # each term decides the sum
+    assert float(loss.detach()) == pytest.approx(float(0.7 * mean + 1.3 * spread), rel=1e-4)
+
+
+def test_the_objective_of_ttac_by_hand(make_network, make_images, make_statistics):
+    """Each class is drawn to its own anchor, and both terms count."""
+    network, images = make_network(), 1.0 - 0.7 * make_images(4)
+    source = make_statistics(network, 2)
+    apart = torch.tensor([[0.0], [1.0]]).expand(2, 4)  # anchors that cannot be taken for each other
+    source = replace(source, class_mean=source.class_mean + apart)
+    context = MethodContext(torch.device("cpu"), statistics=source)
+    every = {"feature_pixels": 10**6, "confidence": 0.5, "class_minimum": 1}
+    method = make_method("ttac", network, {**every, "class_weight": 0.7, "global_weight": 1.3}, context)
+    features, logits = seen_by(network, images)
+    found = logits.argmax(dim=1)
+    want = []
+    for vectors, mean, covariance in (
+        (features[found == 0], source.class_mean[0], source.class_covariance[0]),
+        (features[found == 1], source.class_mean[1], source.class_covariance[1]),
+        (features, source.mean, source.covariance),
+    ):
+        assert len(vectors) > 100
+        anchors = Anchors(mean[None], covariance[None], torch.device("cpu"))
+        want.append(float(anchors.divergence(one_group(vectors))))
+    loss, scalars = method.objective(images)
+    assert abs(want[0] - want[1]) > 0.1 * want[0]
+    assert float(scalars["loss/class"]) == pytest.approx((want[0] + want[1]) / 2, rel=1e-3)
+    assert float(scalars["loss/global"]) == pytest.approx(want[2], rel=1e-3)
+    both = 0.7 * (want[0] + want[1]) / 2 + 1.3 * want[2]
+    assert float(loss.detach()) == pytest.approx(0.05 * 2 * 4 * both, rel=1e-3)  # both directions, 4 features
+
+
+def test_replay_keeps_the_newest_and_their_averages():
+    replay, images = Replay(5, 0.75), torch.arange(8.0).view(8, 1, 1, 1).expand(8, 1, 2, 2)
+    replay.push(images[:3], None)
+    first = torch.full((3, 2, 2, 2), 0.5)
+    before, after = replay.visit(torch.arange(3), first)
+    assert not before.any()
+    assert torch.equal(after, first)
+    replay.push(images[3:6], torch.full((3, 2, 2), 0.0))
+    assert replay.images[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert replay.weight[:, 0, 0].tolist() == [1, 1, 0, 0, 0]
+    before, after = replay.visit(torch.tensor([0, 4]), torch.ones(2, 2, 2, 2))
+    assert before.flatten(1).amax(dim=1).tolist() == [0.5, 0.0]
+    assert after.flatten(1).amax(dim=1).tolist() == [0.25 * 0.5 + 0.75, 1.0]
+    assert replay.average[:, 0, 0, 0].tolist() == [0.875, 0.5, 0.0, 0.0, 1.0]
+    parts = list(replay.batches(2, torch.Generator().manual_seed(1)))
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert sorted(torch.cat(parts).tolist()) == [0, 1, 2, 3, 4]
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+    state = replay.state()
+    replay.push(torch.zeros(2, 1, 3, 3), None)  # of another shape
+    assert (len(replay), replay.weight, replay.average) == (2, None, None)
+    replay.restore(state, torch.device("cpu"))
+    assert replay.images[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    replay.push(images.repeat(2, 1, 1, 1), None)
+    assert len(replay) == 16  # a batch is kept whole
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "trusted"),
+    [
+        (None, (0.95, 0.05), True),
+        (None, (0.85, 0.15), False),  # not certain enough
+        ((0.97, 0.03), (0.95, 0.05), False),  # less certain than before
+        ((0.9505, 0.0495), (0.95, 0.05), True),  # by no more than 0.001
+        ((0.5, 0.5), (0.93, 0.07), False),  # nor is the average of both: 0.887
+        ((0.92, 0.08), (0.93, 0.07), True),
+        ((0.9, 0.1), (0.2, 0.8), False),  # another class
+    ],
+)
+def test_labels_are_filtered_by_agreement_between_visits(before, now, trusted, make_tta):
+    method = make_tta("ttac", replay=4, label_share=0.9)
+    method.replay.push(torch.zeros(2, 1, 3, 3), None)
+    maps = [torch.tensor(item).view(1, 2, 1, 1).expand(2, 2, 3, 3) for item in (before or (0.0, 0.0), now)]
+    method.replay.average = maps[0].clone()
+    method._positions = torch.tensor([1, 0])
+    member = method._membership(maps[1].log())
+    assert member.shape == (2, 2, 3, 3)
+    assert member[:, 0].eq(float(trusted)).all()
+    assert not member[:, 1].any()
+    mean = maps[1] if before is None else 0.1 * maps[0] + 0.9 * maps[1]
+    assert torch.allclose(method.replay.average, mean, atol=1e-6)
+
+
+def test_every_batch_learns_from_the_replay(make_tta, make_images, monkeypatch):
+    method, images = make_tta("ttac", replay=6, iterations=3), make_images(8)
+    images[:, :, 0, 0] = torch.arange(8.0)[:, None] / 10
+    seen, objective = [], method.objective
+
+    def noted(batch):
+        seen.append(sorted((batch[:, 0, 0, 0] * 10).round().long().tolist()))
+        return objective(batch)
+
+    monkeypatch.setattr(method, "objective", noted)
+    numbers = []
+    for start in (0, 2, 4, 6):
+        method.adapt(images[start : start + 2])
+        numbers.append([item for part in seen for item in part])
+        assert all(len(part) <= 2 for part in seen)
+        seen.clear()
+    assert sorted(numbers[0]) == [0, 0, 1, 1]  # 1 + 2 / 2 passes
+    assert sorted(numbers[1]) == sorted(3 * [0, 1, 2, 3])
+    assert sorted(numbers[2]) == sorted(3 * [0, 1, 2, 3, 4, 5])
+    assert sorted(numbers[3]) == sorted(3 * [2, 3, 4, 5, 6, 7])
+    assert method.steps == 2 * 1 + 3 * 2 + 3 * 3 + 3 * 3
+    assert method.pixel_weight is None
+    assert make_tta("ttac", replay=6, iterations=3, batch_slices=2).passes(8) == 3 * (2 * 2 + 3 * 16) + 2 * 8
+    single = make_tta("ttac", replay=0)
+    single.adapt(images)
+    assert (single.steps, len(single.replay)) == (1, 0)
+
+
+def test_the_scale_of_the_loss_is_a_factor_of_its_gradient(make_tta, make_images):
+    steps = []
+    for scale in (0.05, 0.1):
+        method = make_tta("ttac", replay=0, loss_scale=scale, learning_rate=1e-4, momentum=0)
+        before = [value.detach().clone() for value in method.model.parameters()]
+        method.adapt(make_images(4))
+        pairs = zip(method.model.parameters(), before, strict=True)
+        steps.append(torch.cat([(now.detach() - old).flatten() for now, old in pairs]))
+    assert torch.allclose(2 * steps[0], steps[1], rtol=0.02, atol=1e-7)
+    assert steps[0].abs().max() > 1e-6
 
 
 def test_a_class_without_certain_pixels_is_left_out(make_tta, make_images):

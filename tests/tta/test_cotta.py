@@ -94,6 +94,22 @@ def test_labels_are_averaged_where_the_source_is_not_confident(make_cotta, make_
         assert calls.images == 4 * views
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.75, 1.0])
+def test_pixels_that_the_source_is_sure_of_keep_their_label(threshold, make_cotta, make_network, make_images):
+    network, images = make_network(), make_images(4)
+    method = make_cotta(network, views=5, confidence_of="pixel", confidence_threshold=threshold)
+    labels, _ = method._pseudo_labels(images)
+    with torch.no_grad():
+        plain = batch_logits(network, images)[1].softmax(dim=1)  # of source and teacher alike
+    sure = plain.amax(dim=1) >= threshold
+    share = {0.0: (1, 1), 0.75: (0.05, 0.95), 1.0: (0, 0)}[threshold]
+    assert share[0] <= sure.float().mean() <= share[1]
+    kept = (labels - plain).abs().amax(dim=1) < 1e-5
+    assert kept[sure].all()
+    assert (~kept[~sure]).sum() >= 0.5 * (~sure).sum()  # all but those that no crop shows
+    assert torch.allclose(labels.sum(dim=1), torch.ones_like(labels[:, 0]), atol=1e-5)
+
+
 def test_the_source_gives_the_confidence_and_never_moves(make_cotta, make_network, make_images, same_state):
     network, images = make_network(), make_images(4)
     method = make_cotta(network, learning_rate=0.05, teacher_momentum=0.5)

@@ -182,3 +182,30 @@ def test_features_are_looked_up_without_leaving_hooks(make_tta, make_images):
     method.adapt(images)
     assert not method.model.head._forward_hooks
     assert not method.model.head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("target", ["uniform", "source"])
+def test_the_marginal_is_pulled_to_equal_shares_or_to_the_sources(
+    target, make_tta, make_network, make_images, same_state
+):
+    network, images = make_network(classes=3), make_images(4)
+    params = {"pseudo_label_weight": 0, "marginal_weight": 30.0, "momentum": 0, "learning_rate": 2e-3}
+    method = make_tta("shot", network, marginal_target=target, **params)
+    wanted = look(make_network(classes=3), images)[0].detach().softmax(dim=1).mean(dim=(0, 2, 3))
+    if target == "uniform":
+        assert method.source is None
+        wanted = torch.full((3,), 1 / 3)
+    loss, scalars = method.objective(images)
+    shares = look(make_network(classes=3), images)[0].detach().softmax(dim=1).mean(dim=(0, 2, 3))
+    marginal = (shares * (shares / wanted).log()).sum() - (math.log(3) if target == "uniform" else 0.0)
+    assert float(scalars["loss/class_marginal"]) == pytest.approx(float(marginal), abs=1e-4)
+    total = float(scalars["loss/entropy"]) + 30.0 * float(marginal)
+    assert float(loss.detach()) == pytest.approx(total, abs=1e-2)
+    for _ in range(10):
+        method.adapt(images)
+    after = look(method.model, images)[0].detach().softmax(dim=1).mean(dim=(0, 2, 3))
+    gap = [float((item - wanted).abs().max()) for item in (shares, after)]
+    assert gap[1] < (0.7 * gap[0] if target == "uniform" else 0.05)
+    if target == "source":
+        assert same_state(dict(network.state_dict()), dict(method.source.state_dict()))
+        assert method.passes_per_update() == make_tta("shot", pseudo_label_weight=0).passes_per_update() + 1

@@ -569,6 +569,37 @@ def test_severity_without_batch_norm_goes_with_every_device():
     assert float(severity([], [])) == 0.0
 
 
+def test_severity_of_the_paper_is_a_norm():
+    """Summed over the channels of a layer, the mean over layers (Eq. 9)."""
+    seen = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[2.0], [0.0]])]
+    clean = [torch.zeros(2, 2), torch.zeros(2, 1)]
+    assert severity(seen, clean, summed=True).tolist() == pytest.approx([((1 + 4) + 4) / 2, 0.0])
+    assert severity(seen, clean).tolist() == pytest.approx([((1 + 4) / 2 + 4) / 2, 0.0])
+
+
+@pytest.mark.parametrize(("severity_of", "layers"), [("network", 18), ("encoder", 10)])
+def test_severity_looks_at_the_layers_it_is_told(severity_of, layers, make_tesla, make_images, monkeypatch):
+    method, seen = make_tesla(severity_of=severity_of), []
+
+    def noted(attacked, reference, *, summed):
+        seen.append((len(attacked), len(reference), summed))
+        return severity(attacked, reference, summed=summed)
+
+    monkeypatch.setattr("tesla_med.tta._shared.augmented.severity", noted)
+    method.adapt(make_images(3))
+    assert seen == [(layers, layers, severity_of == "encoder")]
+
+
+def test_the_severity_of_the_paper_changes_the_policy(make_tesla, make_images):
+    magnitudes = []
+    for severity_of in ("network", "encoder"):
+        method = make_tesla(severity_of=severity_of, severity_weight=10.0)
+        for _ in range(3):
+            method.adapt(make_images(4))
+        magnitudes.append(method.policy.raw_magnitudes.detach().clone())
+    assert not torch.allclose(*magnitudes, atol=1e-4)
+
+
 def test_severity_has_no_gradient_in_the_reference():
     seen, clean = (torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2, requires_grad=True))
     severity([seen], [clean]).sum().backward()

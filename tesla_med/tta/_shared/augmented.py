@@ -55,6 +55,11 @@ class AugmentationParams(Section):
         "uniform", description="how sub-policies are drawn while the policy is optimised"
     )
     severity_weight: float = Field(1.0, ge=0, description="lambda_1")
+    severity_of: Literal["network", "encoder"] = Field(
+        "network",
+        description="batch norms of Eq. 9: network, squares averaged over channels, as in the release; "
+        "encoder, squares summed over channels, as in the paper",
+    )
     reset_policy_each_epoch: bool = False
 
 
@@ -170,13 +175,20 @@ class AugmentedMethod(TTAMethod):
         attacked = self._attacked(view.images)
         seen = warp.from_view(attacked.logits.softmax(dim=1), view.theta)
         certainty = losses.negative_entropy(seen, self.pixel_weight)
-        objective = certainty + self.params.severity_weight * severity(attacked.activations, reference)
+        summed = self.params.severity_of == "encoder"
+        strength = severity(attacked.activations, reference, summed=summed)
+        objective = certainty + self.params.severity_weight * strength
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
         self.policy_optimizer.step()
         self.policy.prefetch()
         mean: Tensor = objective.detach().mean()
         return mean
+
+    @property
+    def _tap(self) -> bool | Literal["encoder"]:
+        """What the passes of the teacher return for the severity of views."""
+        return "encoder" if self.params.severity_of == "encoder" else True
 
     def _policy_passes(self) -> int:
         """Return the forward passes of a policy step per slice, none if the policy is static."""
@@ -227,12 +239,14 @@ class AugmentedMethod(TTAMethod):
         self.epoch = state["epoch"]
 
 
-def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
-    """Return r of Eq. 9 per image: the squared difference of mean activations, over channels, then layers.
+def severity(seen: list[Tensor], reference: list[Tensor], *, summed: bool = False) -> Tensor:
+    """Return r of Eq. 9 per image: the squared difference of mean activations, the mean over layers.
 
     Args:
         seen: (n, C_l) of each layer l on the augmented view.
         reference: the same on the clean view.
+        summed: sum over the channels of a layer, which is the norm of the paper; otherwise their mean is
+            taken, as in the release, so that wide layers weigh no more than others.
 
     Returns:
         (n,) values >= 0; a zero without axes, which goes with values on any device, if the model has no
@@ -241,6 +255,7 @@ def severity(seen: list[Tensor], reference: list[Tensor]) -> Tensor:
     if not seen:
         return torch.zeros(())
     channels = torch.tensor([layer.shape[1] for layer in seen])
-    weights = (1.0 / (channels * len(seen))).repeat_interleave(channels)
+    share = torch.ones_like(channels) if summed else channels
+    weights = (1.0 / (share * len(seen))).repeat_interleave(channels)
     squares = (torch.cat(seen, dim=1) - torch.cat(reference, dim=1).detach()) ** 2
     return (squares * weights.to(squares.device, non_blocking=True)).sum(dim=1)

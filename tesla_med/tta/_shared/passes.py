@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,8 @@ class NetworkPass:
         network: the network; its running statistics move by ``momentum``.
         logits: maps network and images to float32 logits.
         momentum: share of a batch in the running statistics; None leaves them alone.
-        tap: whether to return the mean activations at the input of every batch norm.
+        tap: whether to return the mean activations at the input of every batch norm; ``encoder``: of those of
+            the encoder, where the network says what that is.
         features: whether to return what enters the head.
         gradient: whether results need a gradient, with respect to the images or to the network.
         pool: the memory of the graph; None if the pass must never be captured.
@@ -60,7 +61,7 @@ class NetworkPass:
         logits: Logits,
         *,
         momentum: float | None,
-        tap: bool = False,
+        tap: bool | Literal["encoder"] = False,
         features: bool = False,
         gradient: bool = False,
         pool: GraphPool | None = None,
@@ -95,7 +96,7 @@ class NetworkPass:
         compute = self._logits()
         assert compute is not None  # noqa: S101 - the method that owns this pass is at work
         with batch_statistics(self.network, momentum=self.momentum), ExitStack() as stack:
-            means = stack.enter_context(activations(self.network)) if self._tap else []
+            means = stack.enter_context(activations(self.network, self._tap)) if self._tap else []
             found = stack.enter_context(head_features(self.network)) if self._features else []
             if self._mixture is not None:
                 stack.enter_context(mixed_with(self.network, *self._mixture))
@@ -106,8 +107,14 @@ class NetworkPass:
 
 
 @contextmanager
-def activations(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the spatial mean of each channel at the input of every batch norm, (n, C) per layer."""
+def activations(model: nn.Module, tap: bool | Literal["encoder"] = True) -> Iterator[list[Tensor]]:
+    """Collect the spatial mean of each channel at the input of every batch norm, (n, C) per layer.
+
+    Args:
+        model: any network.
+        tap: ``encoder`` asks for the layers of the encoder alone; where a network does not say what that is,
+            as a classifier, everything but the head is.
+    """
     means: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -115,7 +122,9 @@ def activations(model: nn.Module) -> Iterator[list[Tensor]]:
         means.append(mean)
         return (passed, *inputs[1:])
 
-    handles = [layer.register_forward_pre_hook(keep) for layer in norm_layers(model)]
+    parts = getattr(model, "encoder", ()) if tap == "encoder" else ()
+    layers = [layer for part in parts for layer in norm_layers(part)] or norm_layers(model)
+    handles = [layer.register_forward_pre_hook(keep) for layer in layers]
     try:
         yield means
     finally:
