@@ -17,7 +17,7 @@ from tesla_med import __version__
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
-from tesla_med.demo.recipes import RECIPES, SITES, TERMS, Recipe
+from tesla_med.demo.recipes import RECIPES, TERMS, Recipe
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.files import write_json, write_text
 from tesla_med.io.locks import in_folder, output_lock
@@ -31,13 +31,17 @@ FOLDERS = ("volumes", "site_configs", "source", "runs")
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One target site: mean of the headline metric over its cases or tiles, in [0, 1]."""
+    """One target site: mean of the headline metric over its cases or tiles, in [0, 1].
+
+    ``untrusted`` counts the cases on which the guard trusts no mask.
+    """
 
     site: str
     items: int
     source: float
     adapted: float
     report: Path
+    untrusted: int = 0
 
     @property
     def cases(self) -> int:
@@ -85,11 +89,17 @@ class DemoResult:
         return self.validation
 
     def table(self) -> str:
-        """Return the table as text: the metric in percent, source and adapted, one line per site."""
-        lines = [f"{'site':<16}{self.item + 's':>6}{'source':>9}{'adapted':>9}{'change':>9}"]
+        """Return the table as text: the metric in percent, source and adapted, one line per site.
+
+        Where the guard trusts no mask of some cases, their number stands in a further column.
+        """
+        doubts = any(row.untrusted for row in self.rows)
+        head = f"{'site':<16}{self.item + 's':>6}{'source':>9}{'adapted':>9}{'change':>9}"
+        lines = [head + (f"{'not trusted':>13}" if doubts else "")]
         for row in self.rows:
             before, after = 100 * row.source, 100 * row.adapted
-            lines.append(f"{row.site:<16}{row.items:>6}{before:>9.1f}{after:>9.1f}{after - before:>+9.1f}")
+            line = f"{row.site:<16}{row.items:>6}{before:>9.1f}{after:>9.1f}{after - before:>+9.1f}"
+            lines.append(line + (f"{row.untrusted:>13}" if doubts else ""))
         return "\n".join(lines)
 
     def record(self) -> dict[str, Any]:
@@ -100,6 +110,7 @@ class DemoResult:
                 f"{self.item}s": row.items,
                 f"{self.metric}_source": row.source,
                 self.metric: row.adapted,
+                "untrusted": row.untrusted,
                 "report": row.report.relative_to(self.out).as_posix(),
             }
             for row in self.rows
@@ -120,7 +131,7 @@ def run_demo(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> DemoResult:
-    """Generate three sites, train on the first, adapt to the other two, and report.
+    """Generate sites, train on the first, adapt to the others, and report.
 
     ``OUT`` receives ``volumes/<Site>/``, ``site_configs/<task>/<id>.yaml``, ``source/`` (weights)
     and ``runs/<id>/`` (masks or predictions, and reports), and ``demo.json``. An earlier demo there is
@@ -164,13 +175,13 @@ def _run(
 
     recipe = RECIPES[task]
     pipeline = load_pipeline(recipe.pipeline, recipe.overrides)
-    sites = {name: _site(folder, recipe, name, seed, tell) for name in SITES}
+    sites = {name: _site(folder, recipe, name, seed, tell) for name in recipe.sites}
     volumes, source = folder / "volumes", folder / "source"
     trained = train_source(
         pipeline, [sites["source"]], volumes, source, seed=seed, device=device, progress=tell
     )
     rows = []
-    for name in SITES[1:]:
+    for name in recipe.sites[1:]:
         site = sites[name]
         result = adapt_site(
             site,
@@ -184,7 +195,8 @@ def _run(
         )
         report = result.out / "report" / "report.html"
         figures = result.mean_source or 0.0, result.mean or 0.0
-        rows.append(DemoRow(site.id, len(result.results), *figures, report))
+        untrusted = sum(not getattr(item, "trusted", True) for item in result.results)
+        rows.append(DemoRow(site.id, len(result.results), *figures, report, untrusted))
     return DemoResult(
         *(task, folder, trained.weights, trained.metric, task_of(pipeline).item, trained.validation),
         rows=tuple(rows),
@@ -198,13 +210,13 @@ def _tell_of(tell: Progress, name: str, stage: str, done: int, total: int) -> No
 
 def _site(folder: Path, recipe: Recipe, name: str, seed: int, tell: Progress) -> SiteConfig:
     """Write the images and the configuration of one site, and return what was written."""
-    institution, order = f"Phantom{name.capitalize()}", SITES.index(name)
+    institution, order = f"Phantom{name.capitalize()}", recipe.sites.index(name)
     count = recipe.counts[0 if name == "source" else 1]
     recipe.make(folder / "volumes" / institution, name, count, 1000 * seed + order)
     content = {"institution": institution, **recipe.describe(name), "terms": TERMS}
     path = folder / "site_configs" / recipe.pipeline / f"phantom-{name}.yaml"
     write_text(path, yaml.safe_dump(content, sort_keys=False))
-    tell("images", order + 1, len(SITES))
+    tell("images", order + 1, len(recipe.sites))
     return load_site(str(path))
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.demo.tiles import FOLDERS, TISSUE_CLASSES, make_tile_site, stain_preset
-from tesla_med.demo.volumes import Task, make_site, preset
+from tesla_med.demo.volumes import ScannerSettings, Task, make_site, preset
 
 SITES = ("source", "easy", "hard")
+POOR = 0.92
+"""Shift of the prostate's hard site, at which a model of the source site is poor but not lost."""
 TERMS = "Generated data, no patient; free to use."
 
 
@@ -23,6 +25,7 @@ class Recipe:
         pipeline: by name; its sites' folder has the same name.
         overrides: of the pipeline: a narrow network learned from nothing on small images.
         counts: items of the source site (tiles: of each class), and of each other site.
+        sites: the source site first.
         make: (folder, site, count, seed) -> writes the images of ``source``, ``easy`` or ``hard``.
         describe: (site) -> what its configuration says beyond institution and terms.
     """
@@ -32,6 +35,7 @@ class Recipe:
     counts: tuple[int, int]
     make: Callable[[Path, str, int, int], object]
     describe: Callable[[str], dict[str, Any]]
+    sites: tuple[str, ...] = SITES
 
 
 _SMALL = (
@@ -59,12 +63,19 @@ _SMALL_TILES = (
 )
 
 
+def settings_of(task: Task, site: str) -> ScannerSettings:
+    """Return the scanner of a site of the demo; that of ``noise`` hardly shows anything."""
+    if site == "noise":
+        return preset(task).model_copy(update={"noise": 1.0, "blur_mm": 1.0})
+    return preset(task, site, shift=POOR if (task, site) == ("prostate", "hard") else None)
+
+
 def _make_volumes(task: Task, folder: Path, site: str, count: int, seed: int) -> object:
-    return make_site(folder, task, preset(task, site), count, seed=seed)
+    return make_site(folder, task, settings_of(task, site), count, seed=seed)
 
 
 def _describe_volumes(task: Task, image: str, masks: dict[str, int], site: str) -> dict[str, Any]:
-    settings = preset(task, site)
+    settings = settings_of(task, site)
     return {
         "description": f"generated images, {site}",
         "scanner": {
@@ -100,6 +111,7 @@ RECIPES: dict[str, Recipe] = {
         (12, 4),
         partial(_make_volumes, "prostate"),
         partial(_describe_volumes, "prostate", "Case*.nii.gz", {"*_segmentation.nii.gz": 1}),
+        (*SITES, "noise"),
     ),
     "spinal_cord": Recipe(
         "spinal_cord",
