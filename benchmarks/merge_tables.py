@@ -69,6 +69,7 @@ def main() -> None:
         choices=("table", "tests", "harm"),
         help="which tables to print",
     )
+    parser.add_argument("--rows", nargs="+", help="print these rows alone; all of them are compared")
     parser.add_argument("--without-times", action="store_true", help="leave out milliseconds a slice")
     options = parser.parse_args()
     table, rows = load_table(options.table), read(options.files)
@@ -86,7 +87,8 @@ def main() -> None:
         if number:
             print()
         for line in (sheet.header, ["---"] * len(sheet.header), *sheet.body):
-            print("| " + " | ".join(line) + " |")
+            if line[0] in (sheet.header[0], "---", *(options.rows or [line[0]])):
+                print("| " + " | ".join(line) + " |")
         if sheet.stem != "table":
             print(f"\n{sheet.notes}")
 
