@@ -46,6 +46,13 @@ LEAST_SECONDS = 60.0
 QUICK = 6
 """Mutants of a quick run."""
 CONTRACT = "tests/contracts/test_method_contract.py"
+METHODS = {
+    "tesla": ("tests/tta/test_refinement.py", "tests/tta/test_agreement.py"),
+    "tesla_s": ("tests/tta/test_alignment.py",),
+    "ttac": ("tests/tta/test_alignment.py",),
+    "ttt_pp": ("tests/tta/test_alignment.py",),
+}
+"""Tests of methods in addition to those that bear their names."""
 TESTS = {
     "tta/base.py": ("tta/test_learner.py", "contracts/test_method_contract.py"),
     "tta/source.py": ("tta/test_bn.py", "contracts/test_method_contract.py"),
@@ -60,7 +67,10 @@ TESTS = {
     "tta/_shared/learner.py": ("tta/test_learner.py", "tta/test_tent.py", "tta/test_pl.py"),
     "tta/_mechanics/patches.py": ("tta/test_patches.py",),
     "tta/_mechanics/parameters.py": ("tta/test_learner.py", "tta/test_bn.py", "tta/test_tesla.py"),
-    "tta/_mechanics/execution.py": ("tta/test_passes.py", "tta/test_learner.py", "engine/test_memory.py"),
+    "tta/_mechanics/execution.py": (
+        *("tta/test_passes.py", "tta/test_learner.py", "engine/test_memory.py"),
+        "contracts/test_method_contract.py",
+    ),
     "engine/guard.py": ("engine/test_guard.py", "engine/test_collapse.py", "engine/test_safety.py"),
     "engine/signals.py": ("engine/test_guard.py", "engine/test_quality.py"),
     "engine/quality.py": ("engine/test_quality.py", "engine/test_guard.py"),
@@ -80,8 +90,9 @@ def tests_of(root: Path, file: str) -> list[str]:
     files = [name for name in (f"tests/{part}" for part in named) if (root / name).is_file()]
     selected = []
     if room == "tta" and inside not in TESTS:
-        files += [CONTRACT] if (root / CONTRACT).is_file() else []
-        selected = ["-k", stem]
+        more = METHODS.get(stem, ())
+        files += [name for name in (*more, CONTRACT) if (root / name).is_file()]
+        selected = ["-k", " or ".join((stem, *(Path(name).stem for name in more)))]
     extra = sorted((root / "tests" / room).glob("test_mutants_*.py")) if "/" in inside else []
     files += [str(path.relative_to(root)) for path in extra]
     if not files:
