@@ -54,7 +54,7 @@ METHODS = {
 }
 """Tests of methods in addition to those that bear their names."""
 TESTS = {
-    "tta/base.py": ("tta/test_learner.py", "contracts/test_method_contract.py"),
+    "tta/base.py": ("tta/test_learner.py", "tta/test_tesla.py", "contracts/test_method_contract.py"),
     "tta/source.py": ("tta/test_bn.py", "contracts/test_method_contract.py"),
     "tta/_shared/neighbours.py": ("tta/test_adacontrast.py", "tta/test_shot.py", "tta/test_refinement.py"),
     "tta/_shared/opttta_views.py": ("tta/test_opttta.py",),
