@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from tesla_med.augment.training import turned
-from tesla_med.compare.figures import holm, mcnemar
+from tesla_med.compare.statistics import holm, mcnemar
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import PROTOCOLS, PipelineConfig, SiteConfig
 from tesla_med.engine.driver import Driver

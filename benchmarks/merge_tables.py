@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.compare.figures import Cost, summarise
-from tesla_med.compare.report import grid
+from tesla_med.compare.tables import sheets
 from tesla_med.config.tables import load_table
 
 NUMBERS = {"dice": float, "dice_source": float, "hd95_mm": float, "assd_mm": float}
@@ -62,6 +62,14 @@ def main() -> None:
     )
     parser.add_argument("files", type=Path, nargs="+", help="comparison.csv of each part")
     parser.add_argument("--table", required=True, help="name or file of the table, for the order of its rows")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=["table"],
+        choices=("table", "tests", "harm"),
+        help="which tables to print",
+    )
+    parser.add_argument("--rows", nargs="+", help="print these rows alone; all of them are compared")
     parser.add_argument("--without-times", action="store_true", help="leave out milliseconds a slice")
     options = parser.parse_args()
     table, rows = load_table(options.table), read(options.files)
@@ -74,9 +82,15 @@ def main() -> None:
     ]
     sites = list(dict.fromkeys(row["site"] for row in rows))
     taken = {} if options.without_times else costs(rows)
-    header, body = grid(summarise(rows, sites=sites, order=order, baseline=table.baseline, costs=taken))
-    for line in (header, ["---"] * len(header), *body):
-        print("| " + " | ".join(line) + " |")
+    found = sheets(summarise(rows, sites=sites, order=order, baseline=table.baseline, costs=taken))
+    for number, sheet in enumerate(sheet for sheet in found if sheet.stem in options.parts):
+        if number:
+            print()
+        for line in (sheet.header, ["---"] * len(sheet.header), *sheet.body):
+            if line[0] in (sheet.header[0], "---", *(options.rows or [line[0]])):
+                print("| " + " | ".join(line) + " |")
+        if sheet.stem != "table":
+            print(f"\n{sheet.notes}")
 
 
 if __name__ == "__main__":

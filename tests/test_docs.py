@@ -274,6 +274,18 @@ def test_every_configuration_field_is_described(model):
     assert not missing, f"configuration.md does not describe {missing} of {model.__name__}"
 
 
+@pytest.mark.parametrize("model", sections_with_fields(), ids=lambda model: model.__name__)
+def test_defaults_that_are_written_as_numbers_are_those_of_the_code(model):
+    """Of the keys of a row in the order of its defaults; what is written in words is left out."""
+    part = section(read("docs/reference/configuration.md"), model.__name__)
+    for names, given in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", part, re.MULTILINE):
+        keys = re.findall(r"`([a-zA-Z_]+)`", names)
+        values = given.split(", ")
+        for key, value in zip(keys, values, strict=False):
+            if len(keys) == len(values) and re.fullmatch(r"-?[\d.]+(e-?\d+)?", value):
+                assert model.model_fields[key].default == float(value), f"{model.__name__}.{key}"
+
+
 def test_columns_and_files_are_described():
     from tesla_med.reports.table import columns
     from tesla_med.runs.folder import PARTS, RunFolder

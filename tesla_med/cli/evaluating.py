@@ -145,8 +145,8 @@ def compare(
     """Compare methods over sites, protocols and seeds; write a table with tests, figures and one CSV."""
     from tesla_med.compare.cells import check_protocols
     from tesla_med.compare.grid import compare_methods
-    from tesla_med.compare.report import as_json as figures
-    from tesla_med.compare.report import grid
+    from tesla_med.compare.results import as_json as figures
+    from tesla_med.compare.tables import grid
     from tesla_med.config.tables import load_table, make_table
 
     screen = Screen(quiet, verbose, as_json)

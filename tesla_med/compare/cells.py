@@ -1,28 +1,20 @@
-"""The cells of a comparison: which there are, what they are called, what they cost."""
+"""The cells of a comparison: which there are, what they are called."""
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tesla_med.compare.figures import Cost, Key
+from tesla_med.compare.statistics import Key
 from tesla_med.config.files import is_yaml, load_pipeline
 from tesla_med.config.models import PROTOCOLS, PipelineConfig, Protocol
 from tesla_med.config.tables import Row, TableConfig
-from tesla_med.engine.memory import free_device_memory
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.tta.base import METHODS
-
-Calibration = dict[tuple[str, str, str], dict[str, float | None]]
-"""(row, protocol, site) -> ece, brier, nll."""
-Bins = dict[Key, list[Mapping[str, Any]]]
-"""(row, protocol) -> bins of each site."""
 
 
 @dataclass(frozen=True)
@@ -103,24 +95,6 @@ def with_rows(table: TableConfig, labels: Sequence[str]) -> TableConfig:
     return table.model_copy(update={"rows": tuple(row for row in table.rows if row.label in labels)})
 
 
-def costs_of(cells: Sequence[Cell], known: Mapping[str, Mapping[str, Any]]) -> dict[Key, Cost]:
-    """Return the time per slice and the memory of every row that has run.
-
-    Args:
-        cells: the cells of the comparison.
-        known: what was noted of each cell that was run, by its name.
-    """
-    found: dict[Key, Cost] = {}
-    for key in dict.fromkeys(cell.key for cell in cells):
-        mine = [known.get(cell.name, {}) for cell in cells if cell.key == key]
-        ready = [entry for entry in mine if entry.get("complete") and entry.get("slices")]
-        if ready:
-            seconds = sum(entry["seconds"] for entry in ready) / sum(entry["slices"] for entry in ready)
-            memory = [entry["peak_memory_mib"] for entry in ready if entry["peak_memory_mib"] is not None]
-            found[key] = Cost(seconds, max(memory, default=None))
-    return found
-
-
 def site_names(sites: Sequence[str]) -> dict[str, str]:
     """Return the name of each site, its id or the name of its file, and what was given for it.
 
@@ -134,26 +108,6 @@ def site_names(sites: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"sites: {found[name]} and {given} share the name {name!r}; rename a file")
         found[name] = given
     return found
-
-
-class Watch:
-    """Seconds and the device's highest memory from now on; on the CPU memory is not measured."""
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        free_device_memory()
-        self.start = time.perf_counter()
-        self.cuda = device != "cpu" and torch.cuda.is_available()
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-
-    def read(self) -> dict[str, float | None]:
-        """Return ``seconds`` and ``peak_memory_mib``."""
-        import torch
-
-        memory = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else None
-        return {"seconds": time.perf_counter() - self.start, "peak_memory_mib": memory}
 
 
 def _slug(text: str) -> str:

@@ -1,26 +1,24 @@
-"""Figures of a comparison: tidy rows in, means, intervals and paired tests out. Pure functions.
+"""Figures of a comparison: tidy rows in, means, intervals, paired tests and harm out. Pure functions.
 
 A *case value* of volumes is the mean Dice over a case's foreground classes, in [0, 1], both-empty classes
-left out; of tiles it is 1 where the tile's class is right, else 0. A site's figure is the mean over its
-cases, for tiles the accuracy; ``average`` is the mean over sites; the standard deviation is over seeds.
-Tests pair the cases of a row with those of the baseline, each the mean over its seeds.
+left out; of tiles it is 1 where the tile's class is right, else 0. There is one average, of levels, changes
+and shares alike: over the seeds of a case, then over the cases of a site, then over sites. The standard
+deviation is over seeds.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from tesla_med.compare.harm import Harm, harm_at, harm_over
+from tesla_med.compare.paired import Pairings, pair_rows
+from tesla_med.compare.statistics import AVERAGE, Key, average, interval, mcnemar, wilcoxon
 from tesla_med.scoring.metrics import compared
 
-AVERAGE = "average"
-RESAMPLES = 2000
 CASE_COLUMNS = ("site", "case", "row", "method", "protocol", "seed", "label", "class")
 RUN_COLUMNS = ("status", "used", "seconds", "slices")
 """Columns of the tidy rows of volumes before and after those of the metrics."""
@@ -28,11 +26,8 @@ TILE_COLUMNS = (
     *("site", "case", "row", "method", "protocol", "seed", "label", "prediction", "source_prediction"),
     *("right", "right_source", "status"),
 )
-BCA_LIMIT = 5000
-"""Cases up to which an interval is corrected for bias and skew, at a cost that grows with their square."""
-Doubles = npt.NDArray[np.float64]
-Key = tuple[str, str]
-"""Row and protocol."""
+Runs = Mapping[tuple[str, int], float]
+"""(case, seed) -> value, at one site."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +37,7 @@ class Metric:
     Attributes:
         name: of the value of a case, as in ``comparison.json``.
         column: of the tidy rows, that holds it.
+        source_column: that of the unadapted model of the same run.
         list_columns: gives the columns of the tidy rows.
         case: what a case is called.
         piece: what time is given for.
@@ -51,6 +47,7 @@ class Metric:
 
     name: str
     column: str
+    source_column: str
     list_columns: Callable[[], tuple[str, ...]]
     case: str
     piece: str
@@ -68,15 +65,19 @@ def columns() -> tuple[str, ...]:
     return (*CASE_COLUMNS, *compared(), *RUN_COLUMNS)
 
 
-DICE = Metric("dice", "dice", columns, "case", "slice")
-ACCURACY = Metric("accuracy", "right", lambda: TILE_COLUMNS, "tile", "tile", as_error=True, of_class="label")
+DICE = Metric("dice", "dice", "dice_source", columns, "case", "slice")
+ACCURACY = Metric(
+    *("accuracy", "right", "right_source", lambda: TILE_COLUMNS, "tile", "tile"),
+    as_error=True,
+    of_class="label",
+)
 METRICS = {item.name: item for item in (DICE, ACCURACY)}
 """By the headline metric of a task."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One cell of a table: mean and standard deviation over seeds, and a 95 % interval over cases."""
+    """One cell of a table: mean, standard deviation over seeds, and a 95 % interval over cases by site."""
 
     mean: float
     std: float | None
@@ -87,37 +88,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A row against the baseline over all cases of all sites.
+class Cost:
+    """What a row took.
 
     Attributes:
-        cases: pairs.
-        difference: mean, in Dice or accuracy.
-        low: lower end of its 95 % bootstrap interval, None with fewer than two pairs.
-        high: the upper end.
-        p: two-sided; of Dice, of Wilcoxon's signed-rank test, None without two pairs that differ; of
-            tiles, of McNemar's exact test, None without a pair that differs.
-        p_holm: corrected over the rows of the table.
-        harmed: cases more than a point (0.01) below the baseline; tiles classified correctly less often.
-        worst: smallest difference.
+        seconds_per_slice: seconds per slice or tile over its cells, reading and scoring included.
+        peak_memory_mib: highest of any of its cells, on a CUDA device, else None.
+        passes_per_slice: forward passes of the network per slice or tile, about; a backward pass counts as
+            two. Those of the unadapted model's prediction are among them.
     """
-
-    cases: int
-    difference: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    harmed: int
-    worst: float
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a row took: seconds per slice or tile over its cells, and the peak memory of any of them."""
 
     seconds_per_slice: float | None
     peak_memory_mib: float | None
+    passes_per_slice: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +111,8 @@ class Summary:
         sites: columns, in order.
         rows: (row, protocol) in order.
         figures: (row, protocol, site or ``average``) -> figure; what was not run is not in it.
-        paired: (row, protocol) -> test against the baseline, which is left out.
+        paired: every row against the baseline, and against the best other row of its protocol.
+        harm: (row, protocol, site or ``average``) -> harm against the row's own source.
         costs: (row, protocol) -> cost.
         baseline: name of the row that others are compared with.
         calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name.
@@ -136,13 +120,14 @@ class Summary:
         metric: what the figures are.
         reliability: (row, protocol) -> edges, count, confidence and accuracy of bins, over all sites.
         classes: names, in order, where there is more than one.
-        by_class: (row, protocol, class or ``average``) -> figure over the cases of all sites.
+        by_class: (row, protocol, class or ``average``) -> figure over the sites that have the class.
     """
 
     sites: tuple[str, ...]
     rows: tuple[Key, ...]
     figures: Mapping[tuple[str, str, str], Figure]
-    paired: Mapping[Key, Paired]
+    paired: Pairings
+    harm: Mapping[tuple[str, str, str], Harm]
     costs: Mapping[Key, Cost]
     baseline: str
     calibration: Mapping[tuple[str, str, str], Mapping[str, float | None]] = field(default_factory=dict)
@@ -154,14 +139,19 @@ class Summary:
 
 
 def case_values(
-    rows: Iterable[Mapping[str, Any]], metric: Metric = DICE
+    rows: Iterable[Mapping[str, Any]], column: str = "dice"
 ) -> dict[tuple[str, str, str, str, int], float]:
-    """Return (row, protocol, site, case, seed) -> case value, from tidy rows of one class each."""
+    """Return (row, protocol, site, case, seed) -> case value, from tidy rows of one class each.
+
+    Args:
+        rows: tidy rows.
+        column: that holds the value; rows without one are left out.
+    """
     found: dict[tuple[str, str, str, str, int], list[float]] = {}
     for row in rows:
-        if row[metric.column] is not None:
+        if row[column] is not None:
             key = (row["row"], row["protocol"], row["site"], row["case"], row["seed"])
-            found.setdefault(key, []).append(row[metric.column])
+            found.setdefault(key, []).append(row[column])
     return {key: float(np.mean(values)) for key, values in found.items()}
 
 
@@ -188,53 +178,75 @@ def summarise(
         metric: what a case's value is.
         classes: names, in order, to give figures of; fewer than two give none.
     """
-    values = case_values(rows, metric)
+    values = _by_site(case_values(rows, metric.column))
+    own = _by_site(case_values(rows, metric.source_column))
     figures: dict[tuple[str, str, str], Figure] = {}
-    for name, protocol in order:
-        mine = {key[2:]: value for key, value in values.items() if key[:2] == (name, protocol)}
-        for site in sites:
-            cases = {key[1:]: value for key, value in mine.items() if key[0] == site}
-            if cases:
-                figures[name, protocol, site] = _figure(cases)
-        if mine and all((name, protocol, site) in figures for site in sites):
-            figures[name, protocol, AVERAGE] = _average(mine, sites)
-    paired = _paired(values, order, baseline, metric)
+    harm: dict[tuple[str, str, str], Harm] = {}
+    for key in order:
+        label, protocol = key
+        mine = {site: runs for site in sites if (runs := values.get(key, {}).get(site))}
+        figures |= {(*key, site): _figure([runs]) for site, runs in mine.items()}
+        hurt = {site: harm_at(runs, own.get(key, {}).get(site, {})) for site, runs in mine.items()}
+        harm |= {(*key, site): item for site, item in hurt.items()}
+        if mine and len(mine) == len(sites):
+            figures[label, protocol, AVERAGE] = _figure(list(mine.values()))
+            harm[label, protocol, AVERAGE] = harm_over(hurt)
+    paired = pair_rows(
+        {key: {site: _case_means(runs) for site, runs in by.items()} for key, by in values.items()},
+        sites,
+        order,
+        {key: item.mean for key in order if (item := figures.get((*key, AVERAGE)))},
+        baseline,
+        mcnemar if metric is ACCURACY else wilcoxon,
+    )
     lost = {(row["row"], row["protocol"], row["site"], row["case"], row["seed"]) for row in _failed(rows)}
-    failed = {key: sum(item[:2] == key for item in lost) for key in order}
     names = tuple(classes) if len(classes) > 1 else ()
     return Summary(
         tuple(sites),
         tuple(order),
         figures,
         paired,
+        harm,
         costs or {},
         baseline,
         calibration or {},
-        failed,
+        {key: sum(item[:2] == key for item in lost) for key in order},
         metric,
         classes=names,
         by_class=_by_class(rows, metric, names) if names else {},
     )
 
 
+def _by_site(values: Mapping[tuple[str, str, str, str, int], float]) -> dict[Key, dict[str, Runs]]:
+    found: dict[Key, dict[str, dict[tuple[str, int], float]]] = {}
+    for (label, protocol, site, case, seed), value in values.items():
+        found.setdefault((label, protocol), {}).setdefault(site, {})[case, seed] = value
+    return {key: dict(sites) for key, sites in found.items()}
+
+
 def _by_class(
     rows: Iterable[Mapping[str, Any]], metric: Metric, classes: Sequence[str]
 ) -> dict[tuple[str, str, str], Figure]:
-    """Return the figures by class, and their average: the mean over classes, seed by seed."""
-    by_key: dict[Key, dict[str, dict[tuple[str, str, int], float]]] = {}
+    """Return the figures by class, and their average: the mean over classes, seed by seed.
+
+    The figure of a class is the mean over the cases of a site, then over the sites that have the class.
+    """
+    by_key: dict[Key, dict[str, dict[str, dict[tuple[str, int], float]]]] = {}
     for row in rows:
         name = row[metric.of_class]
         if name in classes and row[metric.column] is not None:
             groups = by_key.setdefault((row["row"], row["protocol"]), {})
-            part = name, f"{row['site']}/{row['case']}", row["seed"]
-            groups.setdefault(name, {})[part] = row[metric.column]
+            runs = groups.setdefault(name, {}).setdefault(row["site"], {})
+            runs[row["case"], row["seed"]] = row[metric.column]
     found: dict[tuple[str, str, str], Figure] = {}
     for (label, protocol), groups in by_key.items():
-        for name, cases in groups.items():
-            found[label, protocol, name] = _figure({part[1:]: value for part, value in cases.items()})
+        for name, of_sites in groups.items():
+            found[label, protocol, name] = _figure(list(of_sites.values()))
         if len(groups) == len(classes):
-            every = {part: value for cases in groups.values() for part, value in cases.items()}
-            found[label, protocol, AVERAGE] = _average(every, classes)
+            by_seed = _over([_over([_by_seed(runs) for runs in part.values()]) for part in groups.values()])
+            mean = float(np.mean([found[label, protocol, name].mean for name in classes]))
+            cases = sum(found[label, protocol, name].cases for name in classes)
+            found[label, protocol, AVERAGE] = Figure(mean, _std(by_seed), None, None, cases, len(by_seed))
     return found
 
 
@@ -242,153 +254,42 @@ def _failed(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["status"] == "failed"]
 
 
-def _figure(cases: Mapping[tuple[str, int], float]) -> Figure:
-    """Return the figure of (case, seed) -> value of one site."""
-    by_seed = _by_seed({(case, seed): value for (case, seed), value in cases.items()})
-    by_case = _means({case: [] for case, _ in cases}, ((case, value) for (case, _), value in cases.items()))
-    low, high = interval(np.array(by_case))
-    return Figure(float(np.mean(by_seed)), _std(by_seed), low, high, len(by_case), len(by_seed))
+def _figure(sites: Sequence[Runs]) -> Figure:
+    """Return the figure of the runs of one site, or the average of those of several."""
+    samples = [np.array(list(_case_means(runs).values())) for runs in sites]
+    by_seed = _over([_by_seed(runs) for runs in sites])
+    cases = sum(map(len, samples))
+    mean = float(average(*samples))
+    return Figure(mean, _std(by_seed), *interval(*samples), cases, len(by_seed))
 
 
-def _average(values: Mapping[tuple[str, str, int], float], sites: Sequence[str]) -> Figure:
-    """Return the figure over sites of (site, case, seed) -> value."""
-    parts = [
-        _by_seed({key[1:]: value for key, value in values.items() if key[0] == site}, as_dict=True)
-        for site in sites
-    ]
-    seeds = sorted(set.intersection(*(set(part) for part in parts))) or [0]
-    fixed = [next(iter(part.values())) if len(part) == 1 else None for part in parts]
-    every = sorted(set.union(*(set(part) for part in parts)))
-    if any(value is not None for value in fixed):  # a row that is the same under every seed runs once
-        seeds = every
-    means = [
-        float(np.mean([part[seed] if seed in part else np.mean(list(part.values())) for part in parts]))
-        for seed in seeds
-    ]
-    cases = len({key[:2] for key in values})
-    return Figure(float(np.mean(means)), _std(means), None, None, cases, len(means))
+def _case_means(runs: Runs) -> dict[str, float]:
+    """Return case -> mean over its seeds."""
+    found: dict[str, list[float]] = {}
+    for (case, _), value in runs.items():
+        found.setdefault(case, []).append(value)
+    return {case: float(np.mean(values)) for case, values in found.items()}
 
 
-def _by_seed(cases: Mapping[tuple[str, int], float], as_dict: bool = False) -> Any:
-    seeds: dict[int, list[float]] = {}
-    for (_, seed), value in cases.items():
-        seeds.setdefault(seed, []).append(value)
-    means = {seed: float(np.mean(items)) for seed, items in sorted(seeds.items())}
-    return means if as_dict else list(means.values())
+def _by_seed(runs: Runs) -> dict[int, float]:
+    """Return seed -> mean over its cases."""
+    found: dict[int, list[float]] = {}
+    for (_, seed), value in runs.items():
+        found.setdefault(seed, []).append(value)
+    return {seed: float(np.mean(values)) for seed, values in sorted(found.items())}
 
 
-def _means(groups: dict[str, list[float]], pairs: Iterable[tuple[str, float]]) -> list[float]:
-    for name, value in pairs:
-        groups[name].append(value)
-    return [float(np.mean(items)) for items in groups.values()]
+def _over(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return seed -> mean over parts, which are sites or classes, of the seeds that all of them have.
 
-
-def _std(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-def interval(values: Doubles) -> tuple[float | None, float | None]:
-    """Return the 95 % bootstrap interval (BCa) of the mean of (n,) values; (None, None) below two.
-
-    Where all values are the same it is that value. The draws are the same every time. Above ``BCA_LIMIT``
-    values it is the plain percentile interval, which for the mean of so many is the same.
+    A part of a single seed is that of a row without randomness, the same under every seed.
     """
-    if len(values) < 2:
-        return None, None
-    if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    from scipy import stats
-
-    bounds = (math.nan, math.nan)
-    for method in ("BCa", "percentile") if len(values) <= BCA_LIMIT else ("percentile",):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = stats.bootstrap(
-                (values,),
-                np.mean,
-                n_resamples=RESAMPLES,
-                batch=max(1, 2_000_000 // len(values)),
-                method=method,
-                rng=np.random.default_rng(0),
-            ).confidence_interval
-        bounds = (float(found.low), float(found.high))
-        if all(math.isfinite(bound) for bound in bounds):
-            break
-    return bounds
+    several = [set(part) for part in parts if len(part) > 1]
+    seeds = sorted(set.intersection(*several) if several else set(parts[0]))
+    return {
+        seed: float(np.mean([part.get(seed, next(iter(part.values()))) for part in parts])) for seed in seeds
+    }
 
 
-def _paired(
-    values: Mapping[tuple[str, str, str, str, int], float],
-    order: Sequence[Key],
-    baseline: str,
-    metric: Metric,
-) -> dict[Key, Paired]:
-    by_case: dict[tuple[str, str, str, str], list[float]] = {}
-    for (name, protocol, site, case, _), value in values.items():
-        by_case.setdefault((name, protocol, site, case), []).append(value)
-    means = {key: float(np.mean(items)) for key, items in by_case.items()}
-    protocols = [protocol for name, protocol in order if name == baseline]
-    found: dict[Key, Paired] = {}
-    for name, protocol in order:
-        if name == baseline or not protocols:
-            continue
-        against = protocol if protocol in protocols else protocols[0]
-        pairs = [
-            (value, means[baseline, against, site, case])
-            for (row, under, site, case), value in means.items()
-            if (row, under) == (name, protocol) and (baseline, against, site, case) in means
-        ]
-        if pairs:
-            test = mcnemar if metric is ACCURACY else wilcoxon
-            found[name, protocol] = _test(np.array([one - other for one, other in pairs]), test)
-    corrected = holm({key: item.p for key, item in found.items()})
-    return {key: Paired(**{**vars(item), "p_holm": corrected[key]}) for key, item in found.items()}
-
-
-def wilcoxon(differences: Doubles) -> float | None:
-    """Return the two-sided p of Wilcoxon's signed-rank test of (n,) differences.
-
-    None where fewer than two differ from 0.
-    """
-    from scipy import stats
-
-    return float(stats.wilcoxon(differences).pvalue) if np.count_nonzero(differences) >= 2 else None
-
-
-def mcnemar(differences: Doubles) -> float | None:
-    """Return the two-sided p of McNemar's exact test of (n,) differences of paired outcomes, 1 or 0.
-
-    A binomial test of the pairs that differ, won against lost. Over several seeds an outcome is the share
-    of seeds that were right, and a pair is won or lost by the sign of its difference. None where no pair
-    differs.
-    """
-    from scipy import stats
-
-    won, lost = int((differences > 0).sum()), int((differences < 0).sum())
-    return float(stats.binomtest(won, won + lost).pvalue) if won + lost else None
-
-
-def _test(differences: Doubles, test: Callable[[Doubles], float | None]) -> Paired:
-    p = test(differences)
-    low, high = interval(differences)
-    return Paired(
-        len(differences),
-        float(differences.mean()),
-        low,
-        high,
-        p,
-        None,
-        int((differences < -0.01).sum()),
-        float(differences.min()),
-    )
-
-
-def holm(values: Mapping[Key, float | None]) -> dict[Key, float | None]:
-    """Return Holm's step-down correction of p values; what is None stays None and does not count."""
-    known = sorted((p, key) for key, p in values.items() if p is not None)
-    result: dict[Key, float | None] = dict.fromkeys(values)
-    largest = 0.0
-    for index, (p, key) in enumerate(known):
-        largest = max(largest, min(1.0, p * (len(known) - index)))
-        result[key] = largest
-    return result
+def _std(by_seed: Mapping[int, float]) -> float | None:
+    return float(np.std(list(by_seed.values()), ddof=1)) if len(by_seed) > 1 else None

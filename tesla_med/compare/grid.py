@@ -16,19 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.adapt import run_plan
-from tesla_med.compare.cells import (
-    Bins,
-    Calibration,
-    Cell,
-    Watch,
-    cells_of,
-    costs_of,
-    scored_classes,
-    site_names,
-    task_of_table,
-    with_rows,
-)
-from tesla_med.compare.figures import METRICS, Key, Summary, summarise
+from tesla_med.compare.calibration import count_calibration
+from tesla_med.compare.cells import Cell, cells_of, scored_classes, site_names, task_of_table, with_rows
+from tesla_med.compare.costs import Watch, costs_of, passes_of
+from tesla_med.compare.figures import METRICS, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
@@ -39,7 +30,7 @@ from tesla_med.io.files import sha256, write_json
 from tesla_med.io.locks import in_folder, output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
 from tesla_med.runs.folder import RunFolder
-from tesla_med.scoring.calibration import CalibrationCounts, joined_bins
+from tesla_med.scoring.calibration import joined_bins
 from tesla_med.tasks.base import Task
 from tesla_med.types import Carry, Progress
 
@@ -265,9 +256,11 @@ class _Grid:
         entry = self.known.get(cell.name)
         return entry is not None and entry["complete"] and RunFolder(self._folder(cell)).complete()
 
-    def _of_first_seed(self) -> list[Cell]:
-        """Return the finished cells of the first seed, whose probabilities are kept."""
-        return [cell for cell in self.cells if cell.seed == self.table.first_seed and self._is_done(cell)]
+    def _of_first_seed(self) -> dict[str, list[Cell]]:
+        """Return the finished cells of the first seed, whose probabilities are kept, by site."""
+        done = [cell for cell in self.cells if cell.seed == self.table.first_seed and self._is_done(cell)]
+        by_site = {site: [cell for cell in done if cell.site == site] for site in self.table.sites}
+        return {site: cells for site, cells in by_site.items() if cells}
 
     def _folder(self, cell: Cell) -> Path:
         return self.out / CELLS_FOLDER / cell.name
@@ -286,7 +279,8 @@ class _Grid:
         for name, reason in result.reports_failed.items():
             raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
         count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")
-        self._note(cell, entry | {"complete": True, "slices": count} | watch.read())
+        taken = watch.read() | {"slices": count, "passes": passes_of(plan, result)}
+        self._note(cell, entry | {"complete": True} | taken)
 
     def _note(self, cell: Cell, entry: Mapping[str, Any]) -> None:
         self.known[cell.name] = dict(entry)
@@ -298,7 +292,11 @@ class _Grid:
         metric = METRICS[self.task.metric]
         rows = [row for cell in self.cells for row in self._rows(cell)]
         progress("tables", 0, 1)
-        measured, bins = self._calibration()
+        runs, tasks = {}, {}
+        for site, cells in self._of_first_seed().items():
+            tasks[site] = self._task(cells[0])
+            runs[site] = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
+        measured, bins = count_calibration(tasks, runs, self.volumes)
         summary = summarise(
             rows,
             sites=self.table.sites,
@@ -324,9 +322,8 @@ class _Grid:
         from tesla_med.compare.pictures import draw_site
 
         drawn: dict[str, bytes] = {}
-        for name in self.table.sites:
-            cells = [cell for cell in self._of_first_seed() if cell.site == name]
-            cells = [cell for cell in cells if cell.protocol == cells[0].protocol]
+        for name, every in self._of_first_seed().items():
+            cells = [cell for cell in every if cell.protocol == every[0].protocol]
             configs = [self._configs(cell)[:2] for cell in cells[:1]]
             found = [find_cases(self.volumes, site, other_sites(site), of.channels) for site, of in configs]
             labelled = [case for item in found for case in item.cases if case.labelled]
@@ -377,24 +374,3 @@ class _Grid:
     def _task(self, cell: Cell) -> Task:
         site, pipeline, _ = self._configs(cell)
         return self.task(site, pipeline)
-
-    def _calibration(self) -> tuple[Calibration, Bins]:
-        """Count the calibration of the first seed, over what is the same for all rows."""
-        found: Calibration = {}
-        bins: Bins = {}
-        for name in self.table.sites:
-            cells = [cell for cell in self._of_first_seed() if cell.site == name]
-            if not cells:
-                continue
-            task = self._task(cells[0])
-            items = task.find(self.volumes, other_sites(task.site))
-            runs = {cell.key: RunFolder(self._folder(cell)) for cell in cells}
-            sums: dict[Key, CalibrationCounts] = {}
-            for counted in task.recount(items, runs):
-                for key, item in counted.items():
-                    sums[key] = sums[key] + item if key in sums else item
-            for key, item in sums.items():
-                figures = {"ece": item.ece, "brier": item.brier / max(item.voxels, 1)}
-                found[key[0], key[1], name] = {**figures, "nll": item.nll / max(item.voxels, 1)}
-                bins.setdefault(key, []).append(item.summary()["bins"])
-        return found, bins

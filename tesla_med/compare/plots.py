@@ -6,7 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tesla_med.compare.figures import ACCURACY, DICE, Key, Summary, case_values
+from tesla_med.compare.figures import ACCURACY, DICE, Summary, case_values
+from tesla_med.compare.statistics import Key
 from tesla_med.scoring.calibration import meaning_of
 
 INK, ZERO = "#27313d", "#c0392b"
@@ -19,7 +20,7 @@ COLOURS = (
 def draw(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Return PNG files by name: Dice or error by site and row, the change of the cases, the calibration."""
     values: dict[tuple[str, str, str, str], list[float]] = {}
-    for (row, protocol, site, case, _), value in case_values(rows, summary.metric).items():
+    for (row, protocol, site, case, _), value in case_values(rows, summary.metric.column).items():
         values.setdefault((row, protocol, site, case), []).append(value)
     means = {key: sum(items) / len(items) for key, items in values.items()}
     pictures = {}
@@ -90,7 +91,7 @@ def _dice_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float
 
 
 def _harm_plot(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes | None:
-    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired}
+    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired.baseline}
     if not labels:
         return None
     protocols = [protocol for row, protocol in summary.rows if row == summary.baseline]
@@ -139,7 +140,7 @@ def _error_plot(summary: Summary) -> bytes:
 
 def _won_and_lost(summary: Summary, means: Mapping[tuple[str, str, str, str], float]) -> bytes | None:
     """Draw the share of tiles classified correctly more often, and less often, than under the baseline."""
-    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired}
+    labels = {key: text for key, text in _labels(summary).items() if key in summary.paired.baseline}
     if not labels:
         return None
     protocols = [protocol for row, protocol in summary.rows if row == summary.baseline]

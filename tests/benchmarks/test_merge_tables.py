@@ -25,6 +25,13 @@ def test_the_tables_of_the_results_page_come_from_its_files(name):
     assert merged(name, RESULTS / f"{name}.csv") == shown
 
 
+def test_the_tests_of_the_results_page_come_from_its_file():
+    text = (ROOT / "docs" / "reference" / "results.md").read_text(encoding="utf-8")
+    shown = text.split("<!-- mri_prostate_tests -->\n")[1].split("<!-- /mri_prostate_tests -->")[0]
+    given = "--parts", "tests", "--rows", "tesla", "tesla_s"
+    assert merged("mri_prostate", RESULTS / "mri_prostate.csv", *given) == shown
+
+
 def test_parts_give_the_table_of_the_whole(tmp_path):
     whole = RESULTS / "mri_prostate.csv"
     with whole.open(encoding="utf-8", newline="") as stream:

@@ -95,6 +95,59 @@ def test_the_written_tables(finished):
     }
 
 
+def test_the_statistics_are_written(finished):
+    out, _, result = finished
+    summary = result.summary
+    content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    assert content["tests"] == {
+        "test": "Wilcoxon signed-rank",
+        "correction": "Holm",
+        "families": dict(summary.paired.families),
+    }
+    mine = next(item for item in content["rows"] if (item["row"], item["protocol"]) == ("tesla", "N-O"))
+    before = next(item for item in content["rows"] if item["row"] == "source")
+    change = mine["against_baseline"]["average"]["difference"]
+    assert change == pytest.approx(mine["dice"]["average"]["mean"] - before["dice"]["average"]["mean"])
+    assert mine["against_baseline"]["row"] == "source"
+    assert mine["against_best_other"]["row"] in ("source", "bn")
+    assert set(mine["against_best_other"]["sites"]["D"]) >= {"p", "p_holm", "low", "high", "difference"}
+    assert mine["harm"]["average"]["runs"] == 6  # three volumes under two seeds
+    assert mine["harm"]["D"]["worst_change"] == summary.harm["tesla", "N-O", "D"].worst
+    with (out / "summary.csv").open(encoding="utf-8") as stream:
+        rows = {(row["row"], row["protocol"], row["site"]): row for row in csv.DictReader(stream)}
+    assert set(rows) == {(*key, site) for key in summary.rows for site in (*SITES, "average")}
+    line = rows["tesla", "N-O", "average"]
+    assert float(line["baseline_change"]) == change
+    assert float(line["share_below_1_point"]) == mine["harm"]["average"]["share_below_1_point"]
+    assert float(line["ms_per_slice"]) == pytest.approx(1000 * mine["cost"]["seconds_per_slice"])
+    assert float(line["passes_per_slice"]) == mine["cost"]["passes_per_slice"]
+    assert rows["tesla", "N-O", "D"]["ms_per_slice"] == ""
+    assert rows["source", "N-O", "average"]["baseline_change"] == ""
+    tests = (out / "tests.md").read_text(encoding="utf-8")
+    assert tests.count("\n| tesla | N-O |") == 2
+    assert "the best other" in tests
+    assert "Holm" in tests
+    harm = (out / "harm.md").read_text(encoding="utf-8")
+    assert "> 1 point below, %" in harm
+    assert r"$>$ 2 points below, \%" in (out / "harm.tex").read_text(encoding="utf-8")
+    page = (out / "comparison.html").read_text(encoding="utf-8")
+    assert all(f'<table id="{name}">' in page for name in ("table", "tests", "harm"))
+    assert {path.name for path in result.files} >= {"summary.csv", "tests.md", "tests.tex", "harm.md"}
+
+
+def test_passes_are_those_of_the_recipe(finished):
+    """The source takes one pass per slice; a method takes that, its own prediction and its updates."""
+    out, _, result = finished
+    costs = result.summary.costs
+    assert costs["source", "N-O"].passes_per_slice == 1
+    assert costs["bn", "N-O"].passes_per_slice == 3  # the statistics of the volume take a pass too
+    assert costs["tesla", "N-M"].passes_per_slice > costs["bn", "N-M"].passes_per_slice
+    cells = json.loads((out / "cells.json").read_text(encoding="utf-8"))
+    assert (
+        cells["D/source-N-O/seed-0"]["passes"] == cells["D/source-N-O/seed-0"]["slices"] == 2 * small.SLICES
+    )
+
+
 def test_one_region_for_all_rows(finished):
     _, _, result = finished
     found = result.summary.calibration
@@ -262,8 +315,8 @@ def test_rows_with_settings_of_their_own(weights, volumes, tmp_path):
     )
     still, fast = (result.summary.figures[row.label, "N-O", "D"].mean for row in table.rows)
     assert still != fast
-    item = result.summary.paired["fast & loose", "N-O"]
-    assert item.difference == pytest.approx(fast - still)
+    item = result.summary.paired.baseline["fast & loose", "N-O"]
+    assert item.average.difference == pytest.approx(fast - still)
     assert r"fast \& loose" in (tmp_path / "out/table.tex").read_text(encoding="utf-8")
     assert "fast &amp; loose" in (tmp_path / "out/comparison.html").read_text(encoding="utf-8")
 

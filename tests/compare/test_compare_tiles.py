@@ -9,8 +9,9 @@ import tile_site
 
 from tesla_med.cli.app import run as run_cli
 from tesla_med.compare.cells import cells_of, task_of_table
-from tesla_med.compare.figures import TILE_COLUMNS, mcnemar
+from tesla_med.compare.figures import TILE_COLUMNS
 from tesla_med.compare.grid import compare_methods
+from tesla_med.compare.statistics import mcnemar
 from tesla_med.config.tables import Row, load_table, make_table, table_files
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.tta import METHODS
@@ -112,29 +113,53 @@ def test_the_test_is_mcnemars(finished):
     right = {}
     for row in read(out / "comparison.csv"):
         right.setdefault((row["row"], row["site"], row["case"]), []).append(float(row["right"]))
-    differences = [
-        np.mean(values) - np.mean(right[("source", *key[1:])])
-        for key, values in right.items()
-        if key[0] == "bn"
+    means = []
+    for site in (SITE, OTHER):
+        differences = [
+            np.mean(values) - np.mean(right[("source", *key[1:])])
+            for key, values in right.items()
+            if key[:2] == ("bn", site)
+        ]
+        item = result.summary.paired.baseline["bn", "N-O"].sites[site]
+        assert item.cases == len(differences) == 16
+        assert item.p == mcnemar(np.array(differences))
+        means.append(np.mean(differences))
+    assert result.summary.paired.baseline["bn", "N-O"].average.difference == pytest.approx(np.mean(means))
+
+
+def test_lost_tiles_are_those_that_only_the_source_had_right(finished):
+    out, _, result, _ = finished
+    rows = [row for row in read(out / "comparison.csv") if row["row"] == "tesla"]
+    lost = [
+        np.mean(
+            [row["right"] == "0.0" and row["right_source"] == "1.0" for row in rows if row["site"] == site]
+        )
+        for site in (SITE, OTHER)
     ]
-    item = result.summary.paired["bn", "N-O"]
-    assert item.cases == 32
-    assert item.p == mcnemar(np.array(differences))
-    assert item.harmed == sum(value < -0.01 for value in differences)
+    assert result.summary.harm["tesla", "N-O", "average"].below[1] == pytest.approx(np.mean(lost))
+    content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    mine = next(item for item in content["rows"] if item["row"] == "tesla")
+    assert mine["harm"][SITE] == {"share_lost": pytest.approx(lost[0])}
+    assert "share_lost" in read(out / "summary.csv")[0]
+    assert not (out / "harm.md").exists()
 
 
 def test_the_written_tables_say_error(finished):
     out, _, result, _ = finished
     text = (out / "table.md").read_text(encoding="utf-8")
-    assert f"| row | protocol | {SITE}, error % | {OTHER}, error % | average, error % | change |" in text
-    assert "McNemar" in text
-    assert "Dice" not in text
+    header = (
+        f"| row | protocol | {SITE}, error % | {OTHER}, error % | average, error % | 95 % interval | change |"
+    )
+    assert header in text
+    tests = (out / "tests.md").read_text(encoding="utf-8")
+    assert "McNemar" in tests
+    assert "Dice" not in text + tests
     figure = result.summary.figures["source", "N-O", SITE]
     line = next(line for line in text.splitlines() if line.startswith("| source |"))
     assert line.split(" | ")[2].strip("*") == f"{100 - 100 * figure.mean:.1f}"
-    change = result.summary.paired["bn", "N-O"].difference
+    change = result.summary.paired.baseline["bn", "N-O"].average.difference
     line = next(line for line in text.splitlines() if line.startswith("| bn |"))
-    assert line.split(" | ")[5] == f"{0 - 100 * change:+.1f}"  # less error is better
+    assert line.split(" | ")[6] == f"{0 - 100 * change:+.1f}"  # less error is better
     assert "ms per tile" in text
     page = (out / "comparison.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64") == 4
