@@ -134,7 +134,7 @@ def _hand_out(distributed: Any, client: Any, cells: Sequence[StudyCell], out: Pa
         retries=1,
         pure=False,
     )
-    waiting = distributed.as_completed(futures, raise_errors=False)
+    waiting = distributed.as_completed(futures, loop=client.loop, raise_errors=False)
     del futures
     for future in waiting:
         if future.status == "finished":
@@ -178,6 +178,7 @@ def _local_cluster(distributed: Any, jobs: int | None, device: str, cells: int) 
                 "nthreads": 1,
                 "memory_limit": 0,
                 "dashboard": False,
+                "silence_logs": logging.ERROR,
                 "env": {"CUDA_VISIBLE_DEVICES": cards[index % len(cards)]} if cards else {},
             },
         }
