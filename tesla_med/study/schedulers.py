@@ -231,6 +231,7 @@ def slurm_cluster(config: SlurmConfig, out: Path) -> Any:
         job_extra_directives=[*gpus, *config.directives],
         job_script_prologue=list(config.prologue),
         log_directory=str(out / LOGS_FOLDER),
+        worker_extra_args=["--memory-limit", "0"],  # SLURM watches the memory of the job
         **{key: value for key, value in optional.items() if value is not None},
     )
 

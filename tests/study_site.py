@@ -29,13 +29,13 @@ def make_sites(folder: Path, count=1, names=tuple(SITES)) -> None:
         path.write_text(SITE.format(name=name), encoding="utf-8")
 
 
-def write_study(folder: Path, weights: Path, name="study.yaml", **changes) -> Path:
+def write_study(folder: Path, source: Path, name="study.yaml", **changes) -> Path:
     """Write a study of 8 cells: two sites, bn and tesla, N-O and N-M (bn has one seed, tesla one)."""
     content = {
         "name": "small",
         "volumes": "nii",
         "sites": ["prostate/alpha", "prostate/beta"],
-        "weights": str(weights),
+        "weights": str(source),
         "methods": ["bn", "tesla"],
         "protocols": ["N-O", "N-M"],
         "seeds": [0],
@@ -51,7 +51,9 @@ def write_study(folder: Path, weights: Path, name="study.yaml", **changes) -> Pa
 def rows(out: Path) -> list[dict[str, str]]:
     """Return study.csv without its times."""
     with (out / "study.csv").open(encoding="utf-8", newline="") as stream:
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(stream)]
+        return [
+            {key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(stream)
+        ]
 
 
 def record(out: Path) -> dict:
