@@ -47,7 +47,7 @@ class Place:
             "rollback": [out, "--to-case", "source"],
             "sites check": [f"{self.pipeline}/X", "--volumes", "nii"],
             "demo": ["--device", "cpu"],
-            "study": ["study.yaml", "--scheduler", "none", "--device", "cpu"],
+            "study": ["study.yaml", "--scheduler", "none", *data],
         }[command]
         if command in ("adapt", "predict", "train", "compare", "study"):
             known = [*known, "--out", out]
@@ -57,7 +57,7 @@ class Place:
             known = [*known, "--method", "source"]
         if command == "compare":
             known = [*known, "--methods", "source", "--seeds", "1"]
-        takes_settings = command in ("adapt", "predict", "train", "statistics", "compare", "sites check")
+        takes_settings = command not in ("evaluate", "rollback", "demo")
         return [*command.split(), *known, *(self.sets() if takes_settings else [])]
 
 
@@ -86,8 +86,8 @@ def make_place(folder, task):
     target = folder / "site_configs" / place.pipeline / "X.yaml"
     target.parent.mkdir(parents=True)
     target.write_text(yaml.safe_dump(content), encoding="utf-8")
-    study = {"name": "least", "volumes": "nii", "sites": [f"{place.pipeline}/X"], "methods": "source"}
-    study |= {"weights": "w/source.safetensors", "set": list(place.settings)}
+    study = {"name": "least", "sites": [f"{place.pipeline}/X"], "methods": "source"}
+    study |= {"weights": "w/source.safetensors"}
     (folder / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     return place
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tesla_med.cli.console import Screen, duration
-from tesla_med.cli.options import Device, Json, Quiet, TrustCode, Verbose, path
+from tesla_med.cli.options import Device, Json, Quiet, Set, TrustCode, Verbose, path
 from tesla_med.cli.results import SHOWN
 from tesla_med.scoring.text import change, counted, metric_title, percent
 
@@ -20,6 +20,10 @@ app = typer.Typer()
 @app.command(epilog="Example: tesla-med study study.yaml --out studies/prostate --jobs 4")
 def study(
     file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", parser=path, help="What to do: a YAML file.")],
+    volumes: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="Common root of the images of all sites. Default: that of the file."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=path, help="Output folder. Default: studies/<name of the study>.")
     ] = None,
@@ -39,6 +43,7 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells, and which are done; write nothing.")
     ] = False,
+    overrides: Set = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -51,7 +56,7 @@ def study(
     from tesla_med.study.run import run_study, survey_study
 
     screen = Screen(quiet, verbose, as_json)
-    chosen = load_study(file)
+    chosen = load_study(file, volumes, tuple(overrides or ()))
     folder = Path("studies") / chosen.name if out is None else out
     common: dict[str, Any] = {"device": device, "trust_code": trust_code}
     with screen.progress() as progress:

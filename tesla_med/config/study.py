@@ -94,25 +94,37 @@ class SlurmConfig(Section):
     scratch: str | None = Field(None, description="local folder of a node for the workers' own files")
 
 
-def load_study(path: str | Path) -> StudyConfig:
+def load_study(
+    path: str | Path, volumes: str | Path | None = None, overrides: Sequence[str] = ()
+) -> StudyConfig:
     """Read STUDY.yaml.
+
+    Args:
+        path: the file.
+        volumes: common root of the images, instead of that of the file.
+        overrides: ``key=value`` texts over those of the file.
 
     Raises:
         ConfigError: no such file, unreadable YAML, unknown key, wrong type or value; names file and key.
     """
-    return _load(StudyConfig, path, "study")
+    found, content = _content(path, "study")
+    if volumes is not None:
+        content["volumes"] = str(volumes)
+    study = validate(StudyConfig, content, str(found))
+    return study.model_copy(update={"set": (*study.set, *overrides)})
 
 
 def load_slurm(path: str | Path) -> SlurmConfig:
     """Read the description of a SLURM cluster; errors as of :func:`load_study`."""
-    return _load(SlurmConfig, path, "cluster")
+    found, content = _content(path, "cluster")
+    return validate(SlurmConfig, content, str(found))
 
 
-def _load(model: Any, path: str | Path, noun: str) -> Any:
+def _content(path: str | Path, noun: str) -> tuple[Path, dict[str, Any]]:
     found = user_path(path)
     if not found.is_file():
         raise ConfigError(f"no {noun} file at {found}")
-    return validate(model, read_yaml(found), str(found))
+    return found, read_yaml(found)
 
 
 def site_entries(sites: Sequence[StudySite]) -> list[StudySite]:

@@ -16,13 +16,15 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.study import StudyConfig, site_entries
 from tesla_med.errors import ConfigError, DataError
+from tesla_med.io.cases import check_there
 from tesla_med.io.files import digest_of
 from tesla_med.models.loading import weights_path, weights_sha256
 from tesla_med.models.statistics import statistics_path
+from tesla_med.reports.base import reports_of
 from tesla_med.runs.folder import RunFolder
 from tesla_med.study.inputs import Hashes, digest_of_items
 from tesla_med.tasks.base import Task, task_of
-from tesla_med.tta.base import METHODS
+from tesla_med.tta.base import METHODS, check_params
 from tesla_med.types import Items, Progress
 
 CELLS_FOLDER, CELL_FILE, HASHES_FILE = "cells", "cell.json", "inputs.json"
@@ -111,10 +113,13 @@ def grid_of(study: StudyConfig, hashes: Hashes, device: str, *, trust_code: bool
     does not adapt under the first protocol only.
 
     Raises:
-        ConfigError: an unknown site, method or pipeline, a wrong override, or a site that is given twice.
+        ConfigError: an unknown site, method or pipeline, a wrong override, a site that is given twice, or an
+            option that means nothing for the task.
         CheckpointError: a site without weights, or weights that cannot be used.
-        DataError: weights that cannot be read.
+        DataError: no such common root of the images, or weights that cannot be read.
     """
+    if study.volumes is not None:
+        check_there(user_path(study.volumes))
     _runs(study, seeded=False)  # what is wrong with the methods is said before any file is read
     maker = _Maker(study, hashes, device, trust_code, progress)
     cells: list[StudyCell] = []
@@ -161,6 +166,7 @@ class _Maker:
             path = weights_path(given, site).absolute()
             _, pipeline = resolve(site, self.study.pipeline, self.study.set, path, trust_code=self.trust_code)
             self._hash_of_weights(path)
+            _check(pipeline)
             kind = pipeline.task, pipeline.channels
             if kind not in known:
                 items = self._items(task_of(pipeline)(site, pipeline), volumes)
@@ -179,11 +185,13 @@ class _Maker:
     ) -> list[StudyCell]:
         study, names, found = self.study, names_digest(items), []
         for method, protocol, seed in _runs(study, seeded=task_of(pipeline).seeded):
+            parameters = pipeline.method_params(method, protocol)
+            check_params(method, parameters)
             content = {
                 "version": __version__,
                 "site": site.model_dump(mode="json", exclude=ABOUT_A_SITE),
                 "pipeline": pipeline.model_dump(mode="json", exclude=NOT_OF_A_RESULT),
-                "parameters": pipeline.method_params(method, protocol),
+                "parameters": parameters,
                 "run": [method, protocol, seed, self.device.partition(":")[0], study.threads],
                 "weights": self._hash_of_weights(weights),
                 "statistics": self._hash_of_statistics(weights) if protocol.startswith("Y") else None,
@@ -220,6 +228,18 @@ class _Maker:
         if path not in self._weights:
             self._weights[path] = digest_of([path, path.with_suffix(".json")])
         return self._weights[path]
+
+
+def _check(pipeline: PipelineConfig) -> None:
+    """Refuse what every run with a pipeline would refuse, as :func:`tesla_med.plan.resolve_request` does."""
+    asked = {
+        "guard": pipeline.guard.enabled,
+        "recalibrate": pipeline.recalibrate,
+        "keep-largest": pipeline.keep_largest,
+    }
+    task = task_of(pipeline)
+    task.refuse({name for name, yes in asked.items() if yes})
+    reports_of(task, pipeline.reports)
 
 
 def names_digest(items: Items) -> str:

@@ -12,9 +12,10 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.study import StudyConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import in_folder
+from tesla_med.models.base import default_device
 from tesla_med.study.cells import CELLS_FOLDER, HASHES_FILE, Grid, StudyCell, grid_of
 from tesla_med.study.inputs import Hashes
-from tesla_med.study.schedulers import LOGS_FOLDER, check_scheduler, do_cells
+from tesla_med.study.schedulers import HERE, LOCAL, LOGS_FOLDER, check_scheduler, do_cells
 from tesla_med.study.tables import STUDY_CSV, STUDY_JSON, Line, read_cell, summarise, write_tables
 from tesla_med.study.work import remove_leftovers
 from tesla_med.types import Progress
@@ -97,13 +98,15 @@ def run_study(
         tell: called with what a user should know meanwhile, in words.
 
     Raises:
-        ConfigError: an unknown name or scheduler, a wrong override, or Dask is not installed.
+        ConfigError: an unknown name, scheduler or device, a wrong override, or Dask is not installed.
         CheckpointError: a site without weights.
-        DataError: weights that cannot be read.
+        DataError: no such common root of the images, or weights that cannot be read.
         OutputError: ``out`` holds something else, or cannot be written.
     """
     progress, out = progress or (lambda *_: None), _folder(out)
     check_scheduler(scheduler, jobs)
+    if scheduler in (HERE, LOCAL):
+        default_device(device)
     grid, hashes = _resolved(study, out, device, trust_code, progress)
     hashes.save()
     todo = [cell for cell in grid.cells if not cell.done(out)]

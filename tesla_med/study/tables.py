@@ -106,8 +106,12 @@ def summarise(contents: Iterable[Mapping[str, Any]]) -> list[Line]:
 def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
     rows = [row for cell in cells for row in cell["cases"]]
     both = [row for row in rows if row["source"] is not None and row["adapted"] is not None]
+    site, weights, method, protocol = key
     return Line(
-        *key,
+        site,
+        weights,
+        method,
+        protocol,
         cells=len(cells),
         cases=len(both),
         metric=rows[0]["metric"] if rows else "dice",

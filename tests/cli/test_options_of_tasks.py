@@ -214,6 +214,8 @@ TABLE = {
     },
     "study": {
         **COMMON,
+        "--volumes": ([], exists("cells/X/source-*/run.json")),
+        "--set": (["predict_batch=5"], exists("cells/X/source-*/run.json")),
         "--out": ([], exists("study.csv")),
         "--scheduler": (["none"], exists("cells/X/source-*/run.json")),
         "--jobs": (["1", "--scheduler", "local"], exists("cells/X/source-*/run.json")),
