@@ -19,7 +19,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: tesla-med study study.yaml --out studies/prostate --jobs 4")
 def study(
-    file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", parser=path, help="What to do: a YAML file.")],
+    file: Annotated[Path, typer.Argument(parser=path, help="STUDY.yaml: what is to be done.")],
     volumes: Annotated[
         Path | None,
         typer.Option(parser=path, help="Common root of the images of all sites. Default: that of the file."),
@@ -111,8 +111,10 @@ def _shown(screen: Screen, result: Any) -> int:
         sys.stderr.write(f"{name}: {text}\n")
     if len(result.remarks) > SHOWN:
         sys.stderr.write(f"and {len(result.remarks) - SHOWN} more; see study.csv and run.json of the cells\n")
-    for name, reason in result.failed:
+    for name, reason in result.failed[:SHOWN]:
         sys.stderr.write(f"Set aside: {name}: {reason}\n")
+    if len(result.failed) > SHOWN:
+        sys.stderr.write(f"and {len(result.failed) - SHOWN} more; study.json lists all\n")
     screen.result(
         {
             "out": result.out,

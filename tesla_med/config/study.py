@@ -37,6 +37,7 @@ class StudyConfig(Section):
     )
     set: tuple[str, ...] = Field((), description="key=value texts over pipeline and site")
     threads: int = Field(1, ge=1, description="CPU threads of every cell, wherever it runs")
+    keep_weights: bool = Field(True, description="false: adapted weights go when their cell is done")
 
     @field_validator("sites", mode="before")
     @classmethod

@@ -52,6 +52,7 @@ class StudyCell:
         overrides: ``key=value`` texts of the study.
         threads: of the CPU.
         trust_code: let MONAI run the code of a bundle that needs it.
+        keep_weights: adapted weights stay.
         count: number of items.
         names: hash of their names.
     """
@@ -68,6 +69,7 @@ class StudyCell:
     overrides: tuple[str, ...]
     threads: int
     trust_code: bool
+    keep_weights: bool
     count: int
     names: str
 
@@ -198,7 +200,16 @@ class _Maker:
                 "items": digest,
             }
             name = _name(site, weights, f"{method}-{protocol}", seed, content)
-            run = method, protocol, seed, self.device, study.set, study.threads, self.trust_code
+            run = (
+                method,
+                protocol,
+                seed,
+                self.device,
+                study.set,
+                study.threads,
+                self.trust_code,
+                study.keep_weights,
+            )
             found.append(StudyCell(name, site, pipeline, volumes, weights, *run, len(items.names), names))
         return found
 

@@ -102,6 +102,8 @@ def _do(cell: StudyCell, out: Path, progress: Progress) -> None:
             )
         result = run_plan(plan, progress=progress)
         _check(result)
+        if not cell.keep_weights:
+            shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
         content = _content(cell, plan, result, time.perf_counter() - started)
         write_json(temporary / CELL_FILE, content)
         _give_name(temporary, final, cell, out)

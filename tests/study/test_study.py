@@ -170,6 +170,18 @@ def test_a_cell_is_a_run_of_adapt(done, weights, tmp_path, monkeypatch):
     assert (cell / metrics).read_bytes() == (tmp_path / "alone" / metrics).read_bytes()
 
 
+def test_weights_go_where_they_are_not_to_be_kept(done, place, weights):
+    study_site.write_study(place, weights, methods=["tesla"], sites=["prostate/alpha"], keep_weights=False)
+    assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]) == 0
+    cells = names("study.yaml")
+    assert len(cells) == 2
+    for cell in cells:
+        made, before = place / "out" / "cells" / cell, done / "one" / "cells" / cell
+        assert small.masks(made) == small.masks(before)
+        assert list(before.rglob("*.safetensors"))
+        assert not list(made.rglob("*.safetensors"))
+
+
 def test_a_dry_run_lists_and_writes_nothing(done, place, weights, capsys):
     study_site.write_study(place, weights)
     cell = names("study.yaml")[3]
