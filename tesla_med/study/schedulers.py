@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tesla_med import __version__
 from tesla_med.config.files import is_yaml, search_roots
 from tesla_med.config.study import SlurmConfig, load_slurm
 from tesla_med.errors import ConfigError
+from tesla_med.scoring.text import counted
 from tesla_med.study.cells import StudyCell
 from tesla_med.study.work import run_cell, run_cell_of
 from tesla_med.types import Progress
@@ -29,6 +31,8 @@ SETTINGS = {
     "distributed.scheduler.unknown-task-duration": "1h",  # so that jobs are asked for from the start
 }
 WAITING_SECONDS = 30
+LOOK_EVERY_SECONDS, LOOKS_UNTIL_TOLD = 60.0, 5
+"""How often it is asked whether there are workers, and how often there may be none."""
 OnEnd = Callable[[StudyCell, str | None], None]
 """Called with a cell that has ended, and the reason where it could not be done."""
 
@@ -94,7 +98,7 @@ def do_cells(
         if slurm is not None:
             cluster: Any = stack.enter_context(slurm_cluster(slurm, out))
             cluster.adapt(minimum_jobs=0, maximum_jobs=slurm.jobs, target_duration="1s")
-            tell(f"At most {slurm.jobs} jobs of SLURM; their logs: {out / LOGS_FOLDER}")
+            tell(f"At most {counted(slurm.jobs, 'job')} of SLURM at a time; logs: {out / LOGS_FOLDER}")
         elif scheduler == LOCAL:
             cluster = stack.enter_context(_local_cluster(distributed, jobs, device, len(cells)))
         else:
@@ -103,7 +107,34 @@ def do_cells(
         tell(f"Dashboard: {client.dashboard_link}")
         if isinstance(cluster, str) and not client.scheduler_info()["workers"]:
             tell(f"No worker has joined yet; start some with: dask worker {scheduler} --nthreads 1")
+        stack.enter_context(_watched(client, tell))
         _hand_out(distributed, client, cells, out, on_end)
+
+
+@contextmanager
+def _watched(client: Any, tell: Callable[[str], None]) -> Iterator[None]:
+    """Say while the block runs, each time once, that there has been no worker for a while."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        missing = 0
+        while not ended.wait(LOOK_EVERY_SECONDS):
+            with suppress(Exception):  # the scheduler may be gone; the block says so
+                missing = 0 if client.scheduler_info()["workers"] else missing + 1
+                if missing == LOOKS_UNTIL_TOLD:
+                    minutes = missing * LOOK_EVERY_SECONDS / 60
+                    tell(
+                        f"No worker for {minutes:.0f} min, nothing goes on: do jobs wait in the queue, or do "
+                        "they end at once? Their logs say why; what is done stays done"
+                    )
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _attempted(cell: StudyCell, out: Path, progress: Progress) -> str | None:

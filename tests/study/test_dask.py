@@ -1,6 +1,6 @@
 """Studies on real schedulers and workers of Dask, on this machine: what kills do, and what SLURM is told.
 
-A cluster of SLURM is played by three small programs: ``sbatch`` runs the job script in the background.
+A cluster of SLURM is played by two small programs: ``sbatch`` runs the job script in the background.
 """
 
 import json
@@ -71,7 +71,7 @@ def environment(tmp_path):
     }
 
 
-def until(holds, seconds=50.0):
+def until(holds, seconds=100.0):
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not (found := holds()):
@@ -205,6 +205,28 @@ def test_a_cell_whose_worker_is_lost_again_and_again_is_explained():
     assert "its worker was lost 4 times, the last at tcp://node7:4711" in reason
 
 
+def test_that_there_is_no_worker_is_said_once(monkeypatch):
+    monkeypatch.setattr(schedulers, "LOOK_EVERY_SECONDS", 0.01)
+    workers, said = {"w": {}}, []
+
+    class Client:
+        def scheduler_info(self):
+            return {"workers": workers}
+
+    with schedulers._watched(Client(), said.append):
+        time.sleep(0.3)
+        assert said == []
+        workers.clear()
+        until(lambda: said)
+        time.sleep(0.3)
+        assert len(said) == 1
+        assert "No worker for" in said[0]
+        workers["w"] = {}
+        time.sleep(0.3)
+        workers.clear()
+        until(lambda: len(said) == 2)
+
+
 def test_a_worker_for_each_visible_card(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -257,31 +279,39 @@ def test_the_job_script_of_slurm(tmp_path):
 
 
 PROGRAMS = {
-    "sbatch": 'echo "$1" >> {jobs}\nsh "$1" > {folder}/job-$$.log 2>&1 &\necho "Submitted batch job $!"\n',
-    "scancel": "pkill -TERM -P $1\nkill $1\n",
-    "squeue": "",
+    "sbatch": """
+cp "$1" {folder}/script-$$.sh
+setsid sh {folder}/script-$$.sh > {folder}/job-$$.log 2>&1 &
+echo $! >> {folder}/jobs
+echo "Submitted batch job $!"
+""",
+    "scancel": "kill -- -$1\n",
 }
 
 
 @pytest.mark.slow
-def test_a_study_in_jobs(whole, environment, tmp_path):
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="jobs are groups of processes here")
+def test_a_study_in_jobs_of_which_one_is_lost(whole, environment, tmp_path):
     pytest.importorskip("dask_jobqueue")
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in PROGRAMS.items():
         path = programs / name
-        path.write_text(
-            "#!/bin/sh\n" + text.format(jobs=tmp_path / "jobs", folder=tmp_path), encoding="utf-8"
-        )
+        path.write_text("#!/bin/sh\n" + text.format(folder=tmp_path), encoding="utf-8")
         path.chmod(0o755)
-    (tmp_path / "slurm.yaml").write_text("{jobs: 2, memory: 2GB, interface: lo}\n", encoding="utf-8")
-    out = tmp_path / "out"
+    (tmp_path / "slurm.yaml").write_text("{jobs: 1, memory: 2GB, interface: lo}\n", encoding="utf-8")
+    out, jobs = tmp_path / "out", tmp_path / "jobs"
     line = [*STUDY, "--scheduler", str(tmp_path / "slurm.yaml"), "--out", str(out)]
-    path = os.pathsep.join([str(programs), environment["PATH"]])
-    done = subprocess.run(  # noqa: S603
-        line, cwd=whole, env=environment | {"PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"At most 2 jobs of SLURM; their logs: {out / 'logs'}" in done.stderr
-    assert 1 <= len((tmp_path / "jobs").read_text(encoding="utf-8").splitlines()) <= 3
+    environment = environment | {"PATH": os.pathsep.join([str(programs), environment["PATH"]])}
+    with (tmp_path / "log").open("w") as log:
+        client = subprocess.Popen(line, cwd=whole, env=environment, stdout=log, stderr=log)  # noqa: S603
+    try:
+        until(lambda: cells_done(out))
+        os.killpg(int(jobs.read_text(encoding="utf-8")), signal.SIGKILL)
+        assert client.wait(100) == 0
+    finally:
+        client.kill()
+    said = (tmp_path / "log").read_text(encoding="utf-8")
+    assert f"At most 1 job of SLURM at a time; logs: {out / 'logs'}" in said
+    assert len(jobs.read_text(encoding="utf-8").split()) == 2
     same_as_one_process(out, whole)
