@@ -392,6 +392,40 @@ def test_a_cell_that_is_not_seen_here_is_named(done, place, weights, monkeypatch
         run_study(study, "nii", scheduler="none", device="cpu")
 
 
+def test_a_site_in_a_bids_root_of_its_own(done, place, weights):
+    bids = place / "elsewhere" / "bids"
+    for ending, folder, name in (
+        ("", bids / "sub-01/anat", "sub-01_T2w.nii.gz"),
+        ("_segmentation", bids / "derivatives/labels/sub-01/anat", "sub-01_T2w_seg.nii.gz"),
+    ):
+        folder.mkdir(parents=True)
+        shutil.move(place / "nii" / "alpha" / f"Case00{ending}.nii.gz", folder / name)
+    (place / "site_configs/prostate/alpha.yaml").write_text(
+        "institution: alpha\nfiles:\n  image: '*_T2w.nii.gz'\n  masks:\n"
+        "    - {root: derivatives/labels, pattern: '*_T2w_seg.nii.gz', write: 1}\n",
+        encoding="utf-8",
+    )
+    sites = [{"site": "prostate/alpha", "volumes": str(bids)}, "prostate/beta"]
+    study_site.write_study(place, weights, sites=sites, methods=["bn"], protocols=["N-O"])
+    assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]) == 0
+    found, before = study_site.rows(place / "out"), study_site.rows(done / "one")
+    assert [row["case"] for row in found] == ["sub-01/anat/sub-01_T2w", "Case00"]
+    assert [row["adapted"] for row in found] == [before[0]["adapted"], before[4]["adapted"]]
+
+
+def test_an_interrupt_says_how_to_go_on(place, weights, monkeypatch, capsys):
+    study_site.write_study(place, weights, methods=["source"])
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "run_plan", interrupted)
+    words = ["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]
+    assert run(words) == 130
+    assert capsys.readouterr().err.endswith("finished results are complete; the same call goes on\n")
+    assert not list((place / "out").rglob(".tmp-*"))
+
+
 @pytest.mark.slow
 def test_tiles_have_a_row_for_each_cell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
