@@ -17,7 +17,7 @@ from tesla_med.tasks.base import TASKS
 from tesla_med.training.measure import compute_statistics
 
 SHORT = ("reports=[table]", "train.steps=2", "train.validate_every=1")
-DATA = ("adapt", "predict", "train", "statistics", "evaluate", "compare", "sites check")
+DATA = ("adapt", "predict", "train", "statistics", "evaluate", "compare", "study", "sites check")
 """Commands that read images of a user's."""
 
 
@@ -47,8 +47,9 @@ class Place:
             "rollback": [out, "--to-case", "source"],
             "sites check": [f"{self.pipeline}/X", "--volumes", "nii"],
             "demo": ["--device", "cpu"],
+            "study": ["study.yaml", "--scheduler", "none", *data],
         }[command]
-        if command in ("adapt", "predict", "train", "compare"):
+        if command in ("adapt", "predict", "train", "compare", "study"):
             known = [*known, "--out", out]
         if command == "statistics":
             known = [*known, "--out", f"{out}.statistics.safetensors"]
@@ -56,7 +57,7 @@ class Place:
             known = [*known, "--method", "source"]
         if command == "compare":
             known = [*known, "--methods", "source", "--seeds", "1"]
-        takes_settings = command in ("adapt", "predict", "train", "statistics", "compare", "sites check")
+        takes_settings = command not in ("evaluate", "rollback", "demo")
         return [*command.split(), *known, *(self.sets() if takes_settings else [])]
 
 
@@ -85,6 +86,9 @@ def make_place(folder, task):
     target = folder / "site_configs" / place.pipeline / "X.yaml"
     target.parent.mkdir(parents=True)
     target.write_text(yaml.safe_dump(content), encoding="utf-8")
+    study = {"name": "least", "sites": [f"{place.pipeline}/X"], "methods": "source"}
+    study |= {"weights": "w/source.safetensors"}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     return place
 
 

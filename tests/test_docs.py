@@ -133,7 +133,40 @@ def metric_table() -> str:
     return table(("column", "what", "unit", "better", "empty masks", "nominal voxel size"), rows)
 
 
+RATES = {  # where it runs; seconds a volume; weights; cores or GPUs of a worker; USD an hour of a worker
+    "U-Net of width 64, GPU": (0.0143 * 24 + 0.72, 17_266_306, "1 GPU", 3.0),
+    "nnU-Net, GPU": (43.7, 30_375_818, "1 GPU", 3.0),
+    "U-Net of width 16, CPU": (1.549 * 24 + 0.72, 1_081_762, "2 cores", 2 * 0.05),
+}
+"""From the measured rates of docs/reference/performance.md."""
+
+
+def study_table() -> str:
+    """Return what a study of 100,000 volumes would take, from measured seconds per volume."""
+    columns = ["", "worker", "s per volume", "worker-hours", "hours, 8 workers", "hours, 64 workers"]
+    columns += ["USD", "adapted weights, TB", "their storage, USD a month", "other outputs, TB"]
+    volumes, rows = 100_000, []
+    for name, (seconds, weights, worker, price) in RATES.items():
+        hours, stored = volumes * seconds / 3600, volumes * weights * 4 / 1e12
+        figures = [f"{seconds:.2f}", f"{hours:.0f}", f"{hours / 8:.1f}", f"{hours / 64:.1f}"]
+        figures += [f"{hours * price:.0f}", f"{stored:.1f}", f"{25 * stored:.0f}", f"{volumes * 0.13e-6:.3f}"]
+        rows.append([name, worker, *figures])
+    return table(columns, rows)
+
+
+def test_the_plan_rests_on_the_measured_rates():
+    text = read("docs/reference/performance.md")
+    for measured in ("| 14.3 |", "43.7 s", "| 1549 |", "| 100 | 12 | 76.8 | 0.77 |", "| 1 | 12 | 5.2 |"):
+        assert measured in text, measured
+    assert round((76.8 - 5.2) / 99, 2) == 0.72
+    from tesla_med.models.unet import UNet
+
+    for name, width in (("U-Net of width 64, GPU", 64), ("U-Net of width 16, CPU", 16)):
+        assert sum(item.numel() for item in UNet(1, 2, width).parameters()) == RATES[name][1]
+
+
 TABLES = {
+    "study-plan": ("docs/reference/performance.md", study_table),
     "metrics": ("docs/reference/outputs.md", metric_table),
     "methods": ("docs/method/other-methods.md", method_table),
     "recipes": ("docs/method/tesla.md", recipe_table),
@@ -249,13 +282,13 @@ def test_command_lines_of_the_pages_use_existing_options():
 
 def sections_with_fields():
     from tesla_med.config import models as config
-    from tesla_med.config import nnunet
+    from tesla_med.config import nnunet, study
     from tesla_med.models import MODELS
     from tesla_med.tta import METHODS
 
     models = [
         item
-        for item in (vars(config) | vars(nnunet)).values()
+        for item in (vars(config) | vars(nnunet) | vars(study)).values()
         if isinstance(item, type) and issubclass(item, config.Section) and item is not config.Section
     ]
     params = [method.Params for _, method in METHODS.items()]
@@ -291,13 +324,15 @@ def test_columns_and_files_are_described():
     from tesla_med.runs.folder import PARTS, RunFolder
     from tesla_med.scoring.masks import columns as evaluate_columns
     from tesla_med.scoring.tables import TILE_COLUMNS
+    from tesla_med.study.run import OWN
+    from tesla_med.study.tables import COLUMNS
     from tesla_med.training.train import OWN_FILES
 
     text = read("docs/reference/outputs.md")
     folder = RunFolder(Path())
     makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
     files = [str(make("<case>").as_posix()) for make in makers]
-    for name in (*columns(), *evaluate_columns(), *TILE_COLUMNS, *PARTS, *OWN_FILES, *files):
+    for name in (*columns(), *evaluate_columns(), *TILE_COLUMNS, *COLUMNS, *PARTS, *OWN_FILES, *OWN, *files):
         assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
 
 

@@ -13,7 +13,18 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "monai", "nibabel", "SimpleITK", "matplotlib", "skimage", "scipy", "tensorboard", "kornia")
+HEAVY = (
+    "torch",
+    "monai",
+    "nibabel",
+    "SimpleITK",
+    "matplotlib",
+    "skimage",
+    "scipy",
+    "tensorboard",
+    "kornia",
+    "distributed",
+)
 TEXT = (".md", ".py", ".yaml", ".yml", ".toml", ".cff", ".j2", ".sh", "Makefile", "Dockerfile")
 
 

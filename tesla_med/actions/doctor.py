@@ -31,6 +31,8 @@ LIBRARIES = (
 EXTRAS = {
     "dicom": ("pydicom", "highdicom"),
     "review": ("starlette", "uvicorn"),
+    "study": ("dask", "distributed", "dask_jobqueue"),
+    "docs": ("mkdocs", "mkdocstrings"),
 }
 """Modules of each extra that can be left out."""
 LOW_DISK = 2**30

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tesla_med import __version__
-from tesla_med.cli import evaluating, exporting, looking, reviewing, running, training
+from tesla_med.cli import evaluating, exporting, looking, reviewing, running, studying, training
 from tesla_med.cli.console import Screen
 from tesla_med.errors import TeslaMedError
 
@@ -29,12 +29,22 @@ app = typer.Typer(
     "Not a medical device: for research use only.",
 )
 app.add_typer(looking.sites_app, name="sites")
-for group in (training.app, running.app, evaluating.app, exporting.app, reviewing.app, looking.app):
+for group in (
+    training.app,
+    running.app,
+    evaluating.app,
+    studying.app,
+    exporting.app,
+    reviewing.app,
+    looking.app,
+):
     app.registered_commands += group.registered_commands
 
 
 RESUMED = ("adapt", "train", "compare")
 """Commands that know ``--resume``."""
+GOES_ON = ("study",)
+"""Commands that go on where they were interrupted when they are called again."""
 
 
 def main() -> None:
@@ -62,6 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         return _error(arguments, type(error).__name__, text, 1)
     if code == INTERRUPTED:
         remedy = "; the same call with --resume goes on" if set(RESUMED) & set(arguments[:1]) else ""
+        remedy = "; the same call goes on" if set(GOES_ON) & set(arguments[:1]) else remedy
         text = f"interrupted; finished results are complete{remedy}"
         return _error(arguments, "Interrupted", text, INTERRUPTED)
     return code if isinstance(code, int) else 0

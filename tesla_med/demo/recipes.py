@@ -12,7 +12,7 @@ from tesla_med.demo.tiles import FOLDERS, TISSUE_CLASSES, make_tile_site, stain_
 from tesla_med.demo.volumes import ScannerSettings, Task, make_site, preset
 
 SITES = ("source", "easy", "hard")
-POOR = 0.92
+POOR = 0.75
 """Shift of the prostate's hard site, at which a model of the source site is poor but not lost."""
 TERMS = "Generated data, no patient; free to use."
 

@@ -212,6 +212,17 @@ TABLE = {
         "--volumes": ([], works),
         "--set": (["site.terms=mine"], works),
     },
+    "study": {
+        **COMMON,
+        "--volumes": ([], exists("cells/X/source-*/run.json")),
+        "--set": (["predict_batch=5"], exists("cells/X/source-*/run.json")),
+        "--out": ([], exists("study.csv")),
+        "--scheduler": (["none"], exists("cells/X/source-*/run.json")),
+        "--jobs": (["1", "--scheduler", "local"], exists("cells/X/source-*/run.json")),
+        "--device": (["cpu"], exists("study.csv")),
+        "--trust-code": ([], works),  # as of adapt
+        "--dry-run": ([], lambda case: "0 of 1 cell" in case.said and not Path(case.out).exists()),
+    },
     "export": None,  # tiles are refused altogether; its options: tests/exports/test_exports.py
     "review": None,  # as export, and it serves until it is stopped: tests/review/test_page.py
     "demo": None,  # it takes no data of a user's; its options: tests/demo/test_demo.py
@@ -271,7 +282,7 @@ def drop_empty_sets(words):
     ]
 
 
-LONG = {"compare", "rollback"}
+LONG = {"compare", "rollback", "study"}
 """Commands that need whole runs for each of their options."""
 
 
