@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tesla_med.config.models import LabelClass
+from tesla_med.io.volumes import read_mask
 from tesla_med.registry import Registry
 from tesla_med.types import IntArray
 
@@ -46,10 +47,7 @@ class Finished:
 
     def read(self) -> tuple[IntArray, np.ndarray]:
         """Return the class values (I, J, K) and the affine (4, 4) to RAS+ mm."""
-        import nibabel
-
-        image: Any = nibabel.load(self.mask)
-        return np.asanyarray(image.dataobj).astype(np.uint16), np.asarray(image.affine, float)
+        return read_mask(self.mask)
 
 
 class Export(ABC):

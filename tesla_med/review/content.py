@@ -16,6 +16,7 @@ from tesla_med.engine.quality import needs_review
 from tesla_med.errors import DataError, OutputError
 from tesla_med.io.cases import find_cases
 from tesla_med.io.files import sha256
+from tesla_med.io.nifti import encode_nifti, grid_header
 from tesla_med.io.references import read_reference
 from tesla_med.io.volumes import read_case
 from tesla_med.records import CaseResult
@@ -182,8 +183,6 @@ class Content:
         return found
 
     def _read(self, key: int, layer: str) -> bytes:
-        import nibabel
-
         entry = self.entries[key]
         assert entry.case is not None  # noqa: S101 - the layer is there
         volume = read_case(entry.case, entry.site)
@@ -191,7 +190,7 @@ class Content:
         if layer == "reference":
             values = read_reference(entry.case, entry.site.files, volume, entry.pipeline.values)
             array = np.where(values < 0, 0, values).astype(np.uint16)
-        return bytes(nibabel.Nifti1Image(array, volume.affine).to_bytes())
+        return encode_nifti(array, grid_header(volume.affine), compressed=False)
 
 
 def _worst_first(result: CaseResult, pipeline: PipelineConfig) -> tuple[Any, ...]:
