@@ -222,7 +222,7 @@ def test_adaptation_helps_where_it_should_and_harms_nowhere(
     assert gain >= 10 or (hard.source > 0.8 and gain >= -1)  # the chosen scaling alone may do it
     assert 100 * (easy.adapted - easy.source) >= -1
     if task == "prostate":  # poor, not absent; and a site where nothing helps, which the guard says
-        assert 0.2 < hard.source < 0.75
+        assert 0.2 < hard.source < 0.9
         (noise,) = rest
         assert noise.adapted < 0.4
         assert noise.untrusted >= 1
