@@ -324,7 +324,8 @@ class RunFolder:
 
     def write_labels(self, pipeline: PipelineConfig) -> None:
         """Write masks/labels.json: value, name and colour of every class."""
-        content = {"labels": [item.model_dump(mode="json") for item in pipeline.classes]}
+        shown = {"value", "name", "color"}
+        content = {"labels": [item.model_dump(mode="json", include=shown) for item in pipeline.classes]}
         write_json(self.out / "masks" / "labels.json", content)
 
 
@@ -346,8 +347,8 @@ def without_retired(settings: Mapping[str, Any], *, thresholds: bool = True) -> 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of any version with the defaults of what that version did not have yet.
 
-    How a source model would be trained has no bearing on a run, nor have the thresholds of a guard that was
-    off, and without a guard no Dice is predicted. A guard that was on judged by other rules in earlier
+    How a source model would be trained has no bearing on a run, nor have the parameters of other methods, the
+    concepts of the classes in SNOMED CT, nor the thresholds of a guard that was off, and without a guard no Dice is predicted. A guard that was on judged by other rules in earlier
     versions, so such a run cannot be gone on with.
     """
     completed, unused = dict(settings), {"reports", "train"}
@@ -357,10 +358,18 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     for key, model in (("site", SiteConfig), ("pipeline", PipelineConfig)):
         with suppress(KeyError, ValidationError):
             kept = model.model_validate(completed[key])
-            completed[key] = kept.model_dump(mode="json", exclude=unused)
-    methods = completed.get("pipeline", {}).get("methods", {})
-    known = {name: _known(params) for name, params in methods.items()}
-    return completed | {"pipeline": {**completed.get("pipeline", {}), "methods": known}}
+            left_out: Any = dict.fromkeys(unused, True) | {"classes": {"__all__": {"snomed"}}}
+            completed[key] = kept.model_dump(mode="json", exclude=left_out)
+    pipeline, method = completed.get("pipeline", {}), completed.get("method")
+    own = {key: _of_method(pipeline.get(key, {}), method) for key in ("methods", "protocols")}
+    return completed | {"pipeline": {**pipeline, **own}}
+
+
+def _of_method(recipes: Mapping[str, Any], method: Any) -> dict[str, Any]:
+    """Return the parameters of the run's own method, by protocol where they are: others change nothing."""
+    if any(isinstance(value, Mapping) and method in value for value in recipes.values()):
+        return {name: _of_method(value, method) for name, value in recipes.items() if method in value}
+    return {name: _known(params) for name, params in recipes.items() if name == method}
 
 
 def _known(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_the_card(saved):
     assert card.extra == {"steps": 5}
     assert {"tesla-med", "torch", "monai", "python"} <= set(card.versions)
     plain = json.loads(path.with_suffix(".json").read_text())
-    assert plain["classes"][1] == {"value": 7, "name": "thing", "color": "#e6550d"}
+    assert plain["classes"][1] == {"value": 7, "name": "thing", "color": "#e6550d", "snomed": ""}
 
 
 def test_a_card_in_the_way_of_nothing(tmp_path):
