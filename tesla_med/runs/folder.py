@@ -348,8 +348,9 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of any version with the defaults of what that version did not have yet.
 
     How a source model would be trained has no bearing on a run, nor have the parameters of other methods, the
-    concepts of the classes in SNOMED CT, nor the thresholds of a guard that was off, and without a guard no Dice is predicted. A guard that was on judged by other rules in earlier
-    versions, so such a run cannot be gone on with.
+    concepts of the classes in SNOMED CT, nor the thresholds of a guard that was off, and without a guard no
+    Dice is predicted. A guard that was on judged by other rules in earlier versions, so such a run cannot be
+    gone on with.
     """
     completed, unused = dict(settings), {"reports", "train"}
     if not settings.get("pipeline", {}).get("guard", {}).get("enabled", False):
