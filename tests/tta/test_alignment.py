@@ -124,7 +124,10 @@ def test_refused_with_statistics_of_another_width(name, make_network, make_stati
     ("name", "term", "params"),
     [
         ("ttt_pp", "loss/mean", {"learning_rate": 1e-3, "memory": 0}),
-        ("ttac", "loss/global", {"learning_rate": 1e-3, "memory": 0, "class_weight": 0.0}),
+        pytest.param(
+            *("ttac", "loss/global", {"learning_rate": 1e-3, "memory": 0, "class_weight": 0.0}),
+            marks=pytest.mark.slow,
+        ),
         ("tesla_s", "loss/alignment", {"learning_rate": 1e-3, "memory": 0, "alignment_weight": 10.0}),
     ],
 )
