@@ -39,12 +39,12 @@ def demo(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Show the whole workflow on generated data: train, adapt to two sites, report. Takes under 3 minutes."""
+    """Show the whole workflow on generated data: train, adapt, report. Takes under 3 minutes."""
     from tesla_med.demo.demo import DEMO_TASKS, run_demo
 
     choice("--task", task, DEMO_TASKS)
     screen = Screen(quiet, verbose, as_json)
-    screen.say(f"Generating three {task} sites, training on the first, adapting to the other two ...")
+    screen.say(f"Generating {task} sites, training on the first, adapting to the others ...")
     with screen.progress() as progress:
         result = run_demo(task, out, device=device, progress=progress)
     metric = metric_title(result.metric)
@@ -53,6 +53,9 @@ def demo(
         for row in result.rows
     ]
     columns = ["site", f"{result.item}s", f"source {metric} %", f"adapted {metric} %", "change"]
+    if any(row.untrusted for row in result.rows):
+        columns.append("not trusted")
+        rows = [[*cells, str(row.untrusted)] for cells, row in zip(rows, result.rows, strict=True)]
     screen.table(columns, rows)
     screen.say(
         f"Took {result.seconds:.0f} s. The data are generated: the figures say nothing about real scanners."

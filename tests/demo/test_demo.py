@@ -71,6 +71,11 @@ def check_options(result, monkeypatch, capsys) -> None:
     plain, quiet, verbose = shown(), shown("--quiet"), shown("--verbose")
     for row in result.rows:
         assert str(row.report) in "".join(plain.out.split()) + "".join(plain.err.split())
+    assert ("not trusted" in plain.out) is any(row.untrusted for row in result.rows)
+    result = dataclasses.replace(
+        result, rows=tuple(dataclasses.replace(row, untrusted=1) for row in result.rows)
+    )
+    assert "not trusted" in shown().out
     assert len(quiet.out + quiet.err) < len(plain.out + plain.err)
     assert "a detail" in verbose.err
     assert "a detail" not in plain.err
