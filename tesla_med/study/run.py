@@ -15,12 +15,13 @@ from tesla_med.io.locks import in_folder
 from tesla_med.models.base import default_device
 from tesla_med.study.cells import CELLS_FOLDER, HASHES_FILE, Grid, StudyCell, grid_of
 from tesla_med.study.inputs import Hashes
+from tesla_med.study.page import STUDY_HTML, write_page
 from tesla_med.study.schedulers import HERE, LOCAL, LOGS_FOLDER, check_scheduler, do_cells
 from tesla_med.study.tables import STUDY_CSV, STUDY_JSON, Line, read_cell, summarise, write_tables
 from tesla_med.study.work import remove_leftovers
 from tesla_med.types import Progress
 
-OWN = {CELLS_FOLDER, HASHES_FILE, STUDY_CSV, STUDY_JSON, LOGS_FOLDER}
+OWN = {CELLS_FOLDER, HASHES_FILE, STUDY_CSV, STUDY_JSON, STUDY_HTML, LOGS_FOLDER}
 """What lies in the folder of a study."""
 
 
@@ -145,9 +146,10 @@ def _written(
     lost = (*grid.problems, *((cell.name, failed[cell.name]) for cell in grid.cells if cell.name in failed))
     summary = summarise(contents.values())
     files = write_tables(out, study, grid, contents, failed, summary, seconds)
+    page = write_page(out, study, grid, contents, failed)
     done = sum(cell.name in contents for cell in todo)
     remarks = tuple(_remarks(contents))
-    return StudyResult(out, len(grid.cells), done, before, lost, remarks, tuple(summary), files)
+    return StudyResult(out, len(grid.cells), done, before, lost, remarks, tuple(summary), (*files, page))
 
 
 def _remarks(contents: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:

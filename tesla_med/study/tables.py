@@ -21,7 +21,8 @@ STUDY_CSV, STUDY_JSON = "study.csv", "study.json"
 KEY = ("cell", "site", "weights", "method", "protocol", "seed")
 COLUMNS = (
     *KEY,
-    *("case", "status", "used", "share", "trusted", "metric", "source", "adapted", "reason", "seconds"),
+    *("case", "status", "used", "share", "trusted", "metric", "source", "adapted", "predicted"),
+    *("reason", "seconds"),
 )
 PATIENCE_SECONDS = 60.0
 """A shared file system may show what another machine has renamed only after a while."""

@@ -175,6 +175,7 @@ def _row(item: Any, metric: str) -> dict[str, Any]:
         "metric": metric,
         "source": getattr(item, "headline_source", None),
         "adapted": getattr(item, "headline", None),
+        "predicted": getattr(item, "predicted_dice", None),
         "seconds": round(getattr(item, "seconds", 0.0), 3),
         "reason": getattr(item, "reason", ""),
     }
