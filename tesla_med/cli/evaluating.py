@@ -27,6 +27,8 @@ from tesla_med.cli.options import (
 from tesla_med.errors import ConfigError, DataError
 
 app = typer.Typer()
+SECONDS_TO_START = 4.0
+"""What TensorBoard needs until it answers."""
 
 
 @app.command(epilog="Example: tesla-med evaluate --predictions runs/F/tesla-N-O/masks --references ./nii")
@@ -203,6 +205,7 @@ def tensorboard(
     runs: Annotated[Path, typer.Argument(parser=path, help="A run, or a folder of runs.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show curves, policy and overlays of runs in TensorBoard; stop with Ctrl-C."""
     if not runs.is_dir():
@@ -211,7 +214,21 @@ def tensorboard(
         raise DataError(
             f"{runs}: no TensorBoard files in this folder or below; run tesla-med adapt or train first"
         )
+    if open_page and port == 0:
+        raise ConfigError("--open needs to know the port; leave out --port 0")
     import subprocess
 
+    if open_page:
+        _open_later(f"http://{host}:{port}/")
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs)]
     raise typer.Exit(subprocess.call([*command, "--port", str(port), "--host", host]))  # noqa: S603
+
+
+def _open_later(address: str) -> None:
+    """Open a page in the browser once its server has had time to start."""
+    import threading
+    import webbrowser
+
+    timer = threading.Timer(SECONDS_TO_START, webbrowser.open, [address])
+    timer.daemon = True
+    timer.start()

@@ -153,6 +153,20 @@ def _is_of(tag: str, names: Sequence[str]) -> bool:
     return any(plain.startswith(name) if name.endswith("/") else plain == name for name in names)
 
 
+LAYOUT_TAG = "custom_scalars__config__"
+LAYOUT = {
+    "Site": {
+        "Dice by case": ["Multiline", ["dice/mean", "dice_source/mean"]],
+        "mean Dice so far": ["Multiline", ["site_mean/dice_adapted", "site_mean/dice_source"]],
+        "entropy by case": ["Multiline", ["entropy/adapted", "entropy/source"]],
+        "guard by case": ["Multiline", ["guard/share", "guard/trusted"]],
+    }
+}
+"""Charts of the tab *Custom scalars*: source and adapted in one."""
+MOST_ROWS = 120
+"""Cases in the picture of all Dice."""
+
+
 class CaseCurves:
     """A point per case, and an overlay of as many as the pipeline says."""
 
@@ -160,11 +174,13 @@ class CaseCurves:
         self.run, self._writer = run, writer
         self._number = {name: number for number, name in enumerate(run.names)}
         self._means: dict[str, list[float]] = {"adapted": [], "source": []}
+        writer.add_custom_scalars(LAYOUT)
 
     @staticmethod
     def own() -> tuple[str, ...]:
         """Return the tags of what is told of cases; those that end in a slash stand for all below."""
-        return (*(f"{name}/" for name in figure_columns()), "entropy/", LAST_OF_CASE, "site_mean/")
+        figures = (f"{name}/" for name in figure_columns())
+        return (*figures, "entropy/", LAST_OF_CASE, "site_mean/", "guard/", "summary/", LAYOUT_TAG)
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
@@ -177,7 +193,11 @@ class CaseCurves:
                 self._overlay(result, view, number)
 
     def finish(self, results: Sequence[Any]) -> None:
-        """Do nothing: the last point is the last case's."""
+        """Write a table of all cases, worst first, and a picture of their Dice, which nothing smooths."""
+        self._writer.add_text("summary/cases", case_table(results), 0)
+        picture = dice_picture(results)
+        if picture is not None:
+            self._writer.add_image("summary/dice", picture, 0, dataformats="HWC")
 
     def _figures(self, result: CaseResult) -> dict[str, float | None]:
         figures: dict[str, float | None] = {
@@ -185,6 +205,8 @@ class CaseCurves:
             "dice_source/mean": result.mean_dice_source,
             "entropy/adapted": result.entropy,
             "entropy/source": result.entropy_source,
+            "guard/share": result.share,
+            "guard/trusted": float(result.trusted),
         }
         for score in result.scores:
             figures |= {f"{name}/{score.name}": score.value(name) for name in figure_columns()}
@@ -265,6 +287,60 @@ class TileCurves:
         for name, content in tile_pictures(results, self.run).items():
             picture = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
             self._writer.add_image(name, picture, self._tiles, dataformats="HWC")
+
+
+def case_table(results: Sequence[CaseResult]) -> str:
+    """Return a Markdown table of cases, those that nobody trusts first, then by Dice or predicted Dice."""
+
+    def known(result: CaseResult) -> float:
+        value = result.predicted_dice if result.mean_dice is None else result.mean_dice
+        return 2.0 if value is None else value
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f}"
+
+    lines = ["| case | source | adapted | change | predicted | mask | trusted | status |", "|---" * 8 + "|"]
+    for item in sorted(results, key=lambda item: (item.trusted, known(item), item.case)):
+        before, after = item.mean_dice_source, item.mean_dice
+        change = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
+        cells = [_tag(item.case).replace("|", "\\|"), percent(before), percent(after), change]
+        cells += [percent(item.predicted_dice), item.used, "yes" if item.trusted else "**no**", item.status]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def dice_picture(results: Sequence[CaseResult]) -> Any:
+    """Return a picture (H, W, 3) uint8 of the Dice of each case; None where nothing is known.
+
+    Without references it shows the predicted Dice.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scored = [item for item in results if item.mean_dice is not None]
+    shown = scored or [item for item in results if item.predicted_dice is not None]
+    if not shown:
+        return None
+    shown = shown[:MOST_ROWS]
+    figure = Figure(figsize=(7, 0.8 + 0.24 * len(shown)), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(len(shown))
+    if scored:
+        axes.scatter(
+            [100 * (item.mean_dice_source or 0) for item in shown], rows, c="#7a8794", label="source"
+        )
+        axes.scatter([100 * (item.mean_dice or 0) for item in shown], rows, c="#c2500a", label="adapted")
+        axes.legend(loc="lower left", fontsize=8)
+    else:
+        axes.scatter([100 * (item.predicted_dice or 0) for item in shown], rows, c="#c2500a")
+    axes.set_yticks(rows, [_tag(item.case)[-40:] for item in shown], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(-1, 101)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("Dice, %" if scored else "predicted Dice, %")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 CURVES: dict[type, Any] = {CaseResult: CaseCurves, TileResult: TileCurves}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -409,6 +410,19 @@ def test_tensorboard_starts_the_program(place, monkeypatch):
     assert called[0][1:] == [
         *("-m", "tensorboard.main", "--logdir", "runs", "--port", "0", "--host", "localhost")
     ]
+
+
+def test_tensorboard_opens_the_page_when_asked(place, monkeypatch, capsys):
+    (place / "runs").mkdir(exist_ok=True)
+    (place / "runs/events.out.tfevents.1").write_bytes(b"")
+    opened, there = [], threading.Event()
+    monkeypatch.setattr("tesla_med.cli.evaluating.SECONDS_TO_START", 0.0)
+    monkeypatch.setattr("webbrowser.open", lambda address: (opened.append(address), there.set()))
+    monkeypatch.setattr(subprocess, "call", lambda command: 0 if there.wait(10) else 1)
+    assert run(["tensorboard", "runs", "--port", "7007", "--open"]) == 0
+    assert opened == ["http://localhost:7007/"]
+    assert run(["tensorboard", "runs", "--port", "0", "--open"]) == 2
+    assert "--port 0" in capsys.readouterr().err
 
 
 def test_interrupted(place, weights, monkeypatch, capsys):
