@@ -180,7 +180,7 @@ class CaseCurves:
     def own() -> tuple[str, ...]:
         """Return the tags of what is told of cases; those that end in a slash stand for all below."""
         figures = (f"{name}/" for name in figure_columns())
-        return (*figures, "entropy/", LAST_OF_CASE, "site_mean/", "guard/", "summary/", LAYOUT_TAG)
+        return (*figures, "entropy/", LAST_OF_CASE, "site_mean/", "guard/", "all_cases/", LAYOUT_TAG)
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Write the figures of one case and, up to the limit of the pipeline, an overlay."""
@@ -194,10 +194,10 @@ class CaseCurves:
 
     def finish(self, results: Sequence[Any]) -> None:
         """Write a table of all cases, worst first, and a picture of their Dice, which nothing smooths."""
-        self._writer.add_text("summary/cases", case_table(results), 0)
+        self._writer.add_text("all_cases/table", case_table(results), 0)
         picture = dice_picture(results)
         if picture is not None:
-            self._writer.add_image("summary/dice", picture, 0, dataformats="HWC")
+            self._writer.add_image("all_cases/dice", picture, 0, dataformats="HWC")
 
     def _figures(self, result: CaseResult) -> dict[str, float | None]:
         figures: dict[str, float | None] = {
@@ -330,7 +330,7 @@ def dice_picture(results: Sequence[CaseResult]) -> Any:
             [100 * (item.mean_dice_source or 0) for item in shown], rows, c="#7a8794", label="source"
         )
         axes.scatter([100 * (item.mean_dice or 0) for item in shown], rows, c="#c2500a", label="adapted")
-        axes.legend(loc="lower left", fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     else:
         axes.scatter([100 * (item.predicted_dice or 0) for item in shown], rows, c="#c2500a")
     axes.set_yticks(rows, [_tag(item.case)[-40:] for item in shown], fontsize=7)

@@ -273,7 +273,7 @@ def test_tensorboard_holds_scores_losses_and_overlays(tmp_path):
     running = (pairs[0][0].mean_dice + pairs[2][0].mean_dice) / 2
     assert found.Scalars("site_mean/dice_adapted")[-1].value == pytest.approx(running)
     assert [round(event.value, 4) for event in found.Scalars("loss/total")] == [1.0, 0.5, 0.3333]
-    assert found.Tags()["images"] == ["overlay/HK/Case01", "summary/dice"]
+    assert found.Tags()["images"] == ["overlay/HK/Case01", "all_cases/dice"]
     (text,) = found.Tensors("overlay/HK/Case01/text_summary")
     assert b"display window" in text.tensor_proto.string_val[0]
     assert b"source | adapted | reference" in text.tensor_proto.string_val[0]
@@ -286,14 +286,14 @@ def test_tensorboard_has_a_table_and_a_picture_of_all_cases(tmp_path):
     pairs[1] = (doubted, pairs[1][1])
     write("tensorboard", run, pairs)
     found = events(tmp_path / "tensorboard")
-    table = found.Tensors("summary/cases/text_summary")[0].tensor_proto.string_val[0].decode("utf-8")
+    table = found.Tensors("all_cases/table/text_summary")[0].tensor_proto.string_val[0].decode("utf-8")
     lines = table.splitlines()
     assert len(lines) == 2 + 3
     assert lines[2].startswith(f"| {doubted.case} |")
     assert "**no**" in lines[2]
     assert all("**no**" not in line for line in lines[3:])
     assert [item.value for item in found.Scalars("guard/trusted")] == [1.0, 0.0, 1.0]
-    assert found.Images("summary/dice")[0].height > 80
+    assert found.Images("all_cases/dice")[0].height > 80
     assert len(found.Tensors("custom_scalars__config__")) == 1
 
 
