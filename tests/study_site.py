@@ -6,8 +6,11 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
 import small_site as small
 import yaml
+
+from tesla_med.cli.app import run
 
 SITES = {"alpha": "easy", "beta": "hard"}
 SITE = """\
@@ -69,3 +72,13 @@ def results(out: Path) -> dict[str, bytes]:
         for name, data in found.items()
         if name.endswith((".nii.gz", "metrics.csv", ".safetensors", "labels.json"))
     }
+
+
+def do_study(folder: Path, weights: Path) -> Path:
+    """Do the study of 8 cells in this process, in ``folder``/one, and return ``folder``."""
+    make_sites(folder)
+    write_study(folder, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "one"]) == 0
+    return folder

@@ -16,6 +16,7 @@ from typing import Any
 
 from tesla_med import __version__
 from tesla_med.errors import TeslaMedError
+from tesla_med.io.locks import system_lock
 
 LIBRARIES = (
     "torch",
@@ -138,14 +139,13 @@ def _folder(out: Path) -> str:
 
 
 def _locks(out: Path) -> str:
-    from filelock import FileLock
-
     path = out / f".tesla-med-doctor-{os.getpid()}.lock"
     try:
-        with FileLock(path, timeout=1):
-            return "the file system has locks"
-    except (NotImplementedError, OSError) as error:
-        return f"none ({error}): a file takes their place while a run is active"
+        lock = system_lock(path)
+        if lock is None:
+            return "the file system has none: a file takes their place while a run is active"
+        lock.release()
+        return "the file system has locks"
     finally:
         path.unlink(missing_ok=True)
 

@@ -100,38 +100,34 @@ def export(
     if dicom is not None:
         items, missing = _with_series(items, user_path(dicom))
         skipped |= missing
-    hashes = {record["case"]: record.get("input_sha256") for record in content["cases"]}
     if not items:
         raise DataError(f"{folder.out}: nothing to export: {_reasons(skipped)}")
     target = folder.out / EXPORTS_FOLDER / form if out is None else user_path(out)
-    names = [item.name for item in items]
     if anonymise:
         items = [replace(item, name=f"case-{index:04d}") for index, item in enumerate(items, 1)]
     _check_target(target, overwrite)
     with output_lock(target):
         _clear(target)
-        files, failed = _written(writer, items, target, progress)
-        skipped |= {
-            name: failed[item.name] for name, item in zip(names, items, strict=True) if item.name in failed
-        }
-        done = [(name, item) for name, item in zip(names, items, strict=True) if item.name not in failed]
+        done, files, failed = _written(writer, items, target, progress)
+        skipped |= failed
         if not done:
             raise DataError(f"{folder.out}: nothing was exported: {_reasons(skipped)}")
-        files = writer.finish([item for _, item in done], files, target)
+        files = writer.finish(done, files, target)
         key = _key(target, done) if anonymise else None
+        inputs = {record["case"]: record.get("input_sha256") for record in content["cases"]}
         unsure = tuple(
-            name for name, item in done if item.series is not None and hashes[name] != sha256(item.series)
+            item.case for item in done if item.series is not None and item.series_sha256 != inputs[item.case]
         )
         record: dict[str, Any] = {
             "notice": NOTICE,
             "format": form,
-            "cases": [item.name for _, item in done],
+            "cases": [item.name for item in done],
             "files": {str(path.relative_to(target)): sha256(path) for path in files},
         }
         if not anonymise:
             record |= {"skipped": skipped, "unverified": list(unsure)}
         write_json(target / RECORD, record)
-    return Exported(target, tuple(files), tuple(name for name, _ in done), skipped, unsure, key)
+    return Exported(target, tuple(files), tuple(item.case for item in done), skipped, unsure, key)
 
 
 def _finished(
@@ -156,7 +152,7 @@ def _finished(
     items, skipped = [], {}
     for name in dict.fromkeys(cases) if cases else records:
         if folder.mask(name).is_file():
-            items.append(Finished(name, folder.mask(name), **told))
+            items.append(Finished(name, name, folder.mask(name), **told))
         else:
             skipped[name] = records[name].get("reason") or "it has no mask"
     return items, skipped
@@ -167,14 +163,14 @@ def _accepted(folder: RunFolder, items: Sequence[Finished]) -> tuple[list[Finish
     decisions = read_decisions(folder.out)
     found, refused = [], {}
     for item in items:
-        choice, text = outcome(list(standing(decisions, item.name, sha256(item.mask)).values()))
-        source = folder.source_mask(item.name)
+        choice, text = outcome(list(standing(decisions, item.case, sha256(item.mask)).values()))
+        source = folder.source_mask(item.case)
         if choice == "accept":
             found.append(item)
         elif choice == "source" and source.is_file():
             found.append(replace(item, mask=source))
         else:
-            refused[item.name] = text
+            refused[item.case] = text
     return found, refused
 
 
@@ -184,29 +180,32 @@ def _with_series(items: Sequence[Finished], dicom: Path) -> tuple[list[Finished]
         raise DataError(f"{dicom}: not a folder of DICOM series")
     found, missing = [], {}
     for item in items:
-        series = dicom / item.name
+        series = dicom / item.case
         if len(items) == 1 and not series.is_dir() and dicom_files(dicom):
             series = dicom
         if not series.is_dir() or not dicom_files(series):
-            missing[item.name] = f"no DICOM series in {series}"
+            missing[item.case] = f"no DICOM series in {series}"
         else:
-            found.append(replace(item, series=series))
+            found.append(replace(item, series=series, series_sha256=sha256(series)))
     return found, missing
 
 
 def _written(
     writer: Export, items: Sequence[Finished], target: Path, progress: Progress
-) -> tuple[list[Path], dict[str, str]]:
+) -> tuple[list[Finished], list[Path], dict[str, str]]:
+    """Return the masks that were written, their files, and by case why others were not."""
+    done: list[Finished] = []
     files: list[Path] = []
     failed: dict[str, str] = {}
     for index, item in enumerate(items):
         progress("export", index, len(items))
         try:
             files += writer.write(item, target)
+            done.append(item)
         except (DataError, GeometryError) as error:
-            failed[item.name] = str(error)
+            failed[item.case] = str(error)
     progress("export", len(items), len(items))
-    return files, failed
+    return done, files, failed
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -239,12 +238,12 @@ def _clear(target: Path) -> None:
             shutil.rmtree(path)
 
 
-def _key(target: Path, done: Sequence[tuple[str, Finished]]) -> Path:
+def _key(target: Path, done: Sequence[Finished]) -> Path:
     path = target.with_name(f"{target.name}-key.csv")
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["case", "exported as"])
-        writer.writerows([name, item.name] for name, item in done)
+        writer.writerows([item.case, item.name] for item in done)
     return path
 
 

@@ -23,15 +23,18 @@ class Finished:
     """One mask of a run.
 
     Attributes:
-        name: of the case, as the export calls it; ``/`` between folders.
+        case: its name in the run; ``/`` between folders.
+        name: what the export calls it.
         mask: its file.
         classes: of the pipeline, background first.
         method: that adapted, for example ``tesla``.
         version: of tesla-med that made it.
         weights: SHA-256 of the source weights.
         series: folder of the DICOM series that it belongs to, where one is known.
+        series_sha256: of that folder.
     """
 
+    case: str
     name: str
     mask: Path
     classes: tuple[LabelClass, ...]
@@ -39,6 +42,7 @@ class Finished:
     version: str
     weights: str
     series: Path | None = None
+    series_sha256: str = ""
 
     @property
     def foreground(self) -> tuple[LabelClass, ...]:

@@ -108,7 +108,7 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
     from pydicom.sr.codedict import codes
     from pydicom.uid import generate_uid
 
-    source = [sha256(item.mask), sha256(item.series) if item.series else "", MAKER]
+    source = [sha256(item.mask), item.series_sha256, MAKER]
     algorithm = highdicom.AlgorithmIdentificationSequence(
         name=f"{MAKER} {item.method}"[:64],
         family=codes.DCM.ArtificialIntelligence,

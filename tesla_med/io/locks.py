@@ -68,22 +68,46 @@ def in_folder(folder: Path) -> list[Path]:
     return [item for item in there if item.name not in LOCK_NAMES and not item.name.startswith(TEMPORARY)]
 
 
-def _acquired(folder: Path) -> Any:
-    """Return a lock that is held: the system's, or a file where its file system has none."""
-    from filelock import FileLock, SoftFileLock
+def system_lock(path: Path, timeout: float = 0.0) -> Any:
+    """Return the system's lock on a file, held, or None where its file system has no locks.
 
-    lock = FileLock(str(folder / LOCK_NAME), timeout=0)
+    Args:
+        path: the file of the lock.
+        timeout: seconds to wait for whoever holds it.
+
+    Raises:
+        filelock.Timeout: it is still held.
+        OSError: the file cannot be written.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(str(path), timeout=timeout)
     try:
         lock.acquire()
         return lock
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise
+    return None
+
+
+def file_as_lock(path: Path, timeout: float = 0.0) -> Any:
+    """Return a file that stands for a lock, held; arguments and errors as of :func:`system_lock`."""
+    from filelock import SoftFileLock
+
+    lock = SoftFileLock(str(path), timeout=timeout)
+    lock.acquire()
+    return lock
+
+
+def _acquired(folder: Path) -> Any:
+    """Return a lock that is held: the system's, or a file where its file system has none."""
+    lock = system_lock(folder / LOCK_NAME)
+    if lock is not None:
+        return lock
     log.warning(
         "the file system of the output folder has no locks: while a run is active the file %s takes their "
         "place, which does not see runs of machines that have locks there",
         LOCK_FILE_NAME,
     )
-    lock = SoftFileLock(str(folder / LOCK_FILE_NAME), timeout=0)
-    lock.acquire()
-    return lock
+    return file_as_lock(folder / LOCK_FILE_NAME)

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from tesla_med.errors import DataError, OutputError
 from tesla_med.io.files import atomic_path
+from tesla_med.io.locks import file_as_lock, system_lock
 
 REVIEW = "review.csv"
 WAIT = 10.0
@@ -94,19 +95,24 @@ def save_decision(out: Path, decision: Decision) -> None:
         OutputError: the file is held by somebody for longer than ``WAIT``, or cannot be written.
         DataError: what is there cannot be read; it is left as it is.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
-    path = out / REVIEW
+    path, guard = out / REVIEW, out / f".{REVIEW}.lock"
     try:
-        with FileLock(out / f".{REVIEW}.lock", timeout=WAIT):
-            rows = [*read_decisions(out), decision]
-            with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-                writer = csv.DictWriter(stream, COLUMNS)
-                writer.writeheader()
-                writer.writerows(asdict(row) for row in rows)
+        lock = system_lock(guard, WAIT) or file_as_lock(guard.with_suffix(".lock-file"), WAIT)
     except Timeout:
         text = f"{path}: another reviewer has been writing it for {WAIT:.0f} s; try again"
         raise OutputError(text) from None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be locked for writing: {error}") from None
+    try:
+        rows = [*read_decisions(out), decision]
+        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, COLUMNS)
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+    finally:
+        lock.release()
 
 
 def standing(decisions: Iterable[Decision], case: str, mask_sha256: str) -> dict[str, Decision]:

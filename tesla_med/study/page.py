@@ -12,6 +12,7 @@ from tesla_med import __version__
 from tesla_med.config.study import StudyConfig
 from tesla_med.io.files import write_text
 from tesla_med.study.cells import Grid, StudyCell
+from tesla_med.study.tables import WITHOUT_RESULT
 
 STUDY_HTML = "study.html"
 REPORT = Path("report") / "report.html"
@@ -91,19 +92,12 @@ def write_page(
     Raises:
         OutputError: the file cannot be written.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from tesla_med.reports.html import template
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     rows = rows_of(out, grid, contents)
     accuracy = any(row["metric"] == "accuracy" for content in contents.values() for row in content["cases"])
     path = out / STUDY_HTML
-    text = environment.get_template("study.html.j2").render(
+    text = template("study.html.j2").render(
         name=study.name,
         version=__version__,
         metric="accuracy" if accuracy else "Dice",
@@ -157,7 +151,7 @@ def _row(
         fmean(dot.adapted for dot in dots) if dots else None,
         tuple(sum(before - after > loss for before, after in pairs) for loss in LOSSES),
         sum(case.get("trusted") is False for _, case in found),
-        sum(case["status"] in ("failed", "unscored") for _, case in found),
+        sum(case["status"] in WITHOUT_RESULT for _, case in found),
         len(found),
         tuple(reports),
     )

@@ -17,7 +17,15 @@ from tesla_med.study.cells import CELLS_FOLDER, HASHES_FILE, Grid, StudyCell, gr
 from tesla_med.study.inputs import Hashes
 from tesla_med.study.page import STUDY_HTML, write_page
 from tesla_med.study.schedulers import HERE, LOCAL, LOGS_FOLDER, check_scheduler, do_cells
-from tesla_med.study.tables import STUDY_CSV, STUDY_JSON, Line, read_cell, summarise, write_tables
+from tesla_med.study.tables import (
+    STUDY_CSV,
+    STUDY_JSON,
+    WITHOUT_RESULT,
+    Line,
+    read_cell,
+    summarise,
+    write_tables,
+)
 from tesla_med.study.work import remove_leftovers
 from tesla_med.types import Progress
 
@@ -84,7 +92,7 @@ def run_study(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> StudyResult:
-    """Do every cell of a study that is not done, and write ``study.json`` and ``study.csv``.
+    """Do every cell of a study that is not done, and write its tables and its page.
 
     Args:
         study: what is to be done.
@@ -156,7 +164,7 @@ def _remarks(contents: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what is wrong with cells that are done."""
     found = []
     for name, content in contents.items():
-        wrong = [row for row in content["cases"] if row["status"] in ("failed", "unscored")]
+        wrong = [row for row in content["cases"] if row["status"] in WITHOUT_RESULT]
         found += [(name, f"{row['case']} {row['status']}: {row['reason']}".strip()) for row in wrong]
         found += [(name, f"report {key} not made: {why}") for key, why in content["reports_failed"].items()]
         if content["diverged"]:

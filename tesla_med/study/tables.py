@@ -24,6 +24,8 @@ COLUMNS = (
     *("case", "status", "used", "share", "trusted", "metric", "source", "adapted", "predicted"),
     *("reason", "seconds"),
 )
+WITHOUT_RESULT = ("failed", "unscored")
+"""Status of rows that have no mask, or a reference that does not fit."""
 PATIENCE_SECONDS = 60.0
 """A shared file system may show what another machine has renamed only after a while."""
 
@@ -119,7 +121,7 @@ def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
         source=mean_of_known(row["source"] for row in both),
         adapted=mean_of_known(row["adapted"] for row in both),
         harmed=sum(row["adapted"] < row["source"] - 0.01 for row in both),
-        failed=sum(row["status"] in ("failed", "unscored") for row in rows),
+        failed=sum(row["status"] in WITHOUT_RESULT for row in rows),
         seconds=round(sum(cell["seconds"] for cell in cells), 3),
     )
 

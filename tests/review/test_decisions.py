@@ -57,6 +57,17 @@ def test_many_reviewers_at_once_lose_nothing(tmp_path):
     assert sorted(item.reviewer for item in read_decisions(tmp_path)) == sorted(f"r{n}" for n in range(40))
 
 
+def test_decisions_are_saved_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def none(*_, **__):
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", none)
+    say(tmp_path, "a", "accept", "ann")
+    say(tmp_path, "a", "reject", "bob")
+    assert [item.reviewer for item in read_decisions(tmp_path)] == ["ann", "bob"]
+    assert [path.name for path in tmp_path.iterdir() if "lock-file" in path.name] == []
+
+
 @pytest.mark.parametrize("content", ["case,who\na,b\n", "\0", ",".join(COLUMNS) + "\na,maybe,,ann,now,1\n"])
 def test_a_file_of_something_else_is_left_alone(tmp_path, content):
     (tmp_path / REVIEW).write_text(content, encoding="utf-8")

@@ -50,13 +50,7 @@ def weights(one_thread, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(weights, tmp_path_factory):
     """A study of 8 cells that was done in this process."""
-    folder = tmp_path_factory.mktemp("whole")
-    study_site.make_sites(folder)
-    study_site.write_study(folder, weights)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "one"]) == 0
-    return folder
+    return study_site.do_study(tmp_path_factory.mktemp("whole"), weights)
 
 
 @pytest.fixture

@@ -29,13 +29,7 @@ def weights(one_thread, tmp_path_factory):
 @pytest.fixture(scope="module")
 def done(weights, tmp_path_factory):
     """A study of 8 cells that was done in this process."""
-    folder = tmp_path_factory.mktemp("study")
-    study_site.make_sites(folder)
-    study_site.write_study(folder, weights)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "one"]) == 0
-    return folder
+    return study_site.do_study(tmp_path_factory.mktemp("study"), weights)
 
 
 @pytest.fixture
