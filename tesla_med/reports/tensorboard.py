@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +310,7 @@ def case_table(results: Sequence[CaseResult]) -> str:
 
 
 def dice_picture(results: Sequence[CaseResult]) -> Any:
-    """Return a picture (H, W, 3) uint8 of the Dice of each case; None where nothing is known.
+    """Return a picture (H, W, 3) uint8 of the Dice of the first ``MOST_ROWS`` cases; None if none is known.
 
     Without references it shows the predicted Dice.
     """
@@ -322,17 +322,19 @@ def dice_picture(results: Sequence[CaseResult]) -> Any:
     if not shown:
         return None
     shown = shown[:MOST_ROWS]
+
+    def percents(values: Iterable[float | None]) -> list[float]:
+        return [np.nan if value is None else 100 * value for value in values]
+
     figure = Figure(figsize=(7, 0.8 + 0.24 * len(shown)), dpi=100, layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(shown))
     if scored:
-        axes.scatter(
-            [100 * (item.mean_dice_source or 0) for item in shown], rows, c="#7a8794", label="source"
-        )
-        axes.scatter([100 * (item.mean_dice or 0) for item in shown], rows, c="#c2500a", label="adapted")
+        axes.scatter(percents(item.mean_dice_source for item in shown), rows, c="#7a8794", label="source")
+        axes.scatter(percents(item.mean_dice for item in shown), rows, c="#c2500a", label="adapted")
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     else:
-        axes.scatter([100 * (item.predicted_dice or 0) for item in shown], rows, c="#c2500a")
+        axes.scatter(percents(item.predicted_dice for item in shown), rows, c="#c2500a")
     axes.set_yticks(rows, [_tag(item.case)[-40:] for item in shown], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(-1, 101)

@@ -362,14 +362,16 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
             left_out: Any = dict.fromkeys(unused, True) | {"classes": {"__all__": {"snomed"}}}
             completed[key] = kept.model_dump(mode="json", exclude=left_out)
     pipeline, method = completed.get("pipeline", {}), completed.get("method")
-    own = {key: _of_method(pipeline.get(key, {}), method) for key in ("methods", "protocols")}
+    protocols = pipeline.get("protocols", {}).items()
+    own = {
+        "methods": _of_method(pipeline.get("methods", {}), method),
+        "protocols": {name: _of_method(recipes, method) for name, recipes in protocols if method in recipes},
+    }
     return completed | {"pipeline": {**pipeline, **own}}
 
 
 def _of_method(recipes: Mapping[str, Any], method: Any) -> dict[str, Any]:
-    """Return the parameters of the run's own method, by protocol where they are: others change nothing."""
-    if any(isinstance(value, Mapping) and method in value for value in recipes.values()):
-        return {name: _of_method(value, method) for name, value in recipes.items() if method in value}
+    """Return the parameters of the run's own method: those of others change nothing."""
     return {name: _known(params) for name, params in recipes.items() if name == method}
 
 
