@@ -110,6 +110,16 @@ def test_the_head_start_grows_where_no_mask_is_trusted_much():
     assert [taken(level, 0.3) for level in (0.7, 0.9)] == ["source", "adapted"]
 
 
+def test_a_source_that_is_like_no_other_does_not_win_by_its_head_start():
+    """As on a cord of which the source model finds a tenth: one other agrees a little, the rest not at all."""
+    signals = signals_of((0.163, 0.593, 0.145, 0.344, 0.78, 0.304), (0.625, 0.84, 0.331, 0.888))
+    config = CONFIG.model_copy(update={"head_start": 0.2, "doubt": 0.3})
+    found = judge(signals | {"narrowing_own": 0.1}, config)
+    assert candidate_of(found) == "adapted"
+    whole = config.head_start + config.doubt * (4.0 - found.signals["trust_adapted"])
+    assert found.signals["trust_adapted"] - found.signals["trust_source"] < whole  # it would have, in full
+
+
 def test_a_mask_of_little_trust_does_not_take_the_place_of_the_sources():
     signals = signals_of((0.8,) * 6, (0.7, 0.7, 0.7, 0.9))
     trust = judge(signals, CONFIG).signals["trust_adapted"]
