@@ -233,17 +233,18 @@ def volumes_of(
         told = device, seed, of.preprocessing.model_range, options.precision, of.predict_batch
         return make_method(name, loaded.model, params, MethodContext(*told))
 
-    source, ours = method("source", pipeline), method("tesla", pipeline)
+    source, ours = method("source", pipeline), method(options.method or pipeline.method, pipeline)
     theirs = method("tesla", released)
-    options = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
-    predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, **options)
+    about = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
+    driver = Driver(ours, "N-O", "case", largest=pipeline.keep_largest)
+    predictor = Watched(source, ours, driver, pipeline.guard, **about)
     predictor.watch()
     other = Driver(theirs, "N-O", "case")
     for ref, read in zip(reader.refs, ahead(reader.refs, reader, 2), strict=True):
         start = time.perf_counter()
         unit = predictor.scaled(read)
         outcome = predictor(unit.images, unit.fill)
-        probs = other.adapt_and_predict(unit.images)
+        probs = None if options.without_released else other.adapt_and_predict(unit.images)
         row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline, steady)
         chosen = unit.scaling or Scaling("", "", {})
         about = {"case": ref.name, "scaling": chosen.name, "scaling_signals": dict(chosen.signals)}
@@ -476,6 +477,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="volumes of each site")
     parser.add_argument("--volumes", type=int, default=4, help="of each generated site, with --quick")
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the default recipe")
+    parser.add_argument("--method", help="that adapts (default: the pipeline's)")
+    parser.add_argument("--without-released", action="store_true", help="leave the released recipe out")
     parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
     parser.add_argument("--forget", action="store_true", help="remove weights after use")
     parser.add_argument("--table", action="store_true", help="only print what is finished")

@@ -1,4 +1,4 @@
-"""The share of a case's own statistics: that under which the mask stays, with fill and other bodies left out."""
+"""The share of a case's own statistics: that under which the mask stays, without fill and other bodies."""
 
 from __future__ import annotations
 
