@@ -3,8 +3,7 @@
 Batch norms that use the statistics of the case undo what a scanner does to all of its images, and they
 mistake anatomy for it: a case with much fat, or little of the organ in its field, is normalised into what the
 network never saw. How much of them is right differs from case to case. A method that can work with several
-shares names them. Of these the smallest is taken, unless the mask stays clearly more under a larger one when
-the slices are zoomed.
+shares names them; of these the one is taken under which the mask stays most when the slices are zoomed.
 """
 
 from __future__ import annotations
@@ -39,13 +38,8 @@ def choose_share(
     """
     if len(method.shares) < 2:
         return {}
-    found = {}
-    for share in sorted(method.shares):
-        found[share] = _consistency(method, share, images, fill, largest=largest)
-    best = min(found)
-    for share, value in found.items():
-        if value > found[best] + method.share_margin:
-            best = share
+    found = {share: _consistency(method, share, images, fill, largest=largest) for share in method.shares}
+    best = max(found, key=lambda share: found[share])
     method.use_share(best)
     return {SIGNAL.format(share): value for share, value in found.items()} | {SHARE: best}
 

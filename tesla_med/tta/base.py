@@ -109,11 +109,6 @@ class TTAMethod(Execution, ABC):
         """Shares of a case's own normalisation statistics that may be chosen for it; empty: no choice."""
         return ()
 
-    @property
-    def share_margin(self) -> float:
-        """By how much steadier the mask must be under a larger share, in [0, 1]."""
-        return float(getattr(self.params, "share_margin", 0.0))
-
     def use_share(self, share: float) -> None:
         """Normalise by one of ``shares`` from now on; a method without them has nothing to do."""
 

@@ -31,9 +31,6 @@ class SourceParams(MethodParams):
     statistics_shares: tuple[float, ...] = Field(
         (), description="shares of which one is chosen for each case, in place of statistics_share"
     )
-    share_margin: float = Field(
-        0.02, ge=0, le=1, description="by how much steadier the mask must be under a larger share"
-    )
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
     weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
     weak_shift: float = Field(0.1, ge=0, le=1, description="largest displacement, in halves of the field")

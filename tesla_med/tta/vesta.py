@@ -8,11 +8,10 @@ its passes, those of the teacher, the policy, the student and the prediction, by
     share * statistics of the images  +  (1 - share) * statistics of the source     (You et al., 2021),
 
 in every layer. Before a case is learned from, the source model is asked for a mask under each of
-``statistics_shares``, of the slices as they are and of the reduced and enlarged slices. A larger share is
-taken where these masks agree better under it, by ``share_margin`` at least (``tesla_med.engine.shares``;
-docs/method/vesta.md). No loss asks for that agreement. Where the adapted network predicts whole sites (M), it
-is asked in the same way for every case. Everything else is TeSLA's. A network without batch norm has nothing
-to share, and VeSTA is TeSLA.
+``statistics_shares``, of the slices as they are and of the reduced and enlarged slices, and the share under
+which the masks agree best is taken (``tesla_med.engine.shares``; docs/method/vesta.md). No loss asks for
+that agreement. Where the adapted network predicts whole sites (M), it is asked in the same way for every
+case. Everything else is TeSLA's. A network without batch norm has nothing to share, and VeSTA is TeSLA.
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ class VeSTAParams(TeSLAParams):
         (0.5, 1.0),
         min_length=1,
         description="shares of the images' own statistics, in (0, 1], of which one is chosen for each case",
-    )
-    share_margin: float = Field(
-        0.02, ge=0, le=1, description="by how much steadier the mask must be under a larger share"
     )
 
 
@@ -96,9 +92,7 @@ class VeSTA(TeSLA):
     def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
         """Return the parameters of ``source`` that repeat the masks, with the shares to choose from."""
         found = super().deployed_params(images)
-        if images is not None or not self.shares:
-            return found
-        return found | {"statistics_shares": self.shares, "share_margin": self.share_margin}
+        return found | {"statistics_shares": self.shares} if images is None and self.shares else found
 
     def predicting_passes(self, slices: int) -> float:
         """Return the forward passes of a prediction, the choice of the share included."""
