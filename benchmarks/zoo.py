@@ -38,7 +38,7 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.demo.recipes import RECIPES
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.engine.driver import Driver
-from tesla_med.engine.guard import candidate_of, judge, supports_of
+from tesla_med.engine.guard import VERDICTS, candidate_of, judge, supports_of
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import Outcome, Predictor
 from tesla_med.engine.quality import SUPPORT, predicted_dice
@@ -416,6 +416,41 @@ def audit(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def candidates(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the mean Dice of every candidate by model and site, of the best of each volume, and of VeSTA's.
+
+    ``chosen`` is the source under its own statistics or half way to them, whichever mask stays more when
+    slices are zoomed; a candidate without Dice counts as 0. The last line is the mean over models and sites.
+    """
+    names = [*VERDICTS, "best", "chosen"]
+    lines = ["| model | site | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    every: dict[str, list[float]] = {name: [] for name in names}
+    for key in dict.fromkeys((row["model"], row["site"]) for row in rows):
+        group = [row for row in rows if (row["model"], row["site"]) == key]
+        cells = []
+        for name in names:
+            values = [value for row in group if (value := candidate_dice(row, name)) is not None]
+            cells.append(f"{np.mean(values):.1f}" if values else "")
+            if values and "own" in group[0]["candidates"]:
+                every[name].append(float(np.mean(values)))
+        lines.append("| " + " | ".join([*key, *cells]) + " |")
+    means = [f"{np.mean(values):.1f}" if values else "" for values in every.values()]
+    return "\n".join([*lines, "| with batch norm, mean | | " + " | ".join(means) + " |"])
+
+
+def candidate_dice(row: dict[str, Any], name: str) -> float | None:
+    """Return the Dice of a candidate of a volume, 0 where it has none; None without such a candidate."""
+    found = row["candidates"]
+    if name == "best":
+        return max(item["dice"] or 0.0 for item in found.values())
+    if name == "chosen":
+        if "own" not in found:
+            return None
+        steady = [row["signals"][f"consistency_{item}"] for item in ("half", "own")]
+        name = "half" if steady[0] >= steady[1] else "own"
+    return (found[name]["dice"] or 0.0) if name in found else None
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Return all tables, and what holds over all models and sites."""
     groups = [
@@ -482,6 +517,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
     parser.add_argument("--forget", action="store_true", help="remove weights after use")
     parser.add_argument("--table", action="store_true", help="only print what is finished")
+    parser.add_argument("--candidates", action="store_true", help="print the Dice of the guard's candidates")
     options = parser.parse_args(arguments)
     options.steps = options.steps or (300 if options.quick else STEPS)
     if options.quick:
@@ -510,7 +546,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target.with_suffix(".part").replace(target)
     rows = finished(options)
     if rows:
-        print(summary(rows))
+        print(candidates(rows) if options.candidates else summary(rows))
     return 0
 
 

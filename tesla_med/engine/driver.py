@@ -152,7 +152,7 @@ class Driver:
         """
         if not self.case_by_case:
             if self.finite:
-                self._choose_share(images, fill)
+                self.chosen = choose_share(self.method, images, fill, largest=self.largest)
             probs = self.method.predict(images) if self.finite else None
             return probs if probs is not None and _finite(probs) else None
         try:
@@ -179,7 +179,7 @@ class Driver:
             return True
         if self.reset == "case":
             self.method.reset()
-        self._choose_share(images, fill)
+        self.chosen = choose_share(self.method, images, fill, largest=self.largest)
         finite = True
         whole = self.method.to_device(packed(images, fill))  # once, not batch by batch
 
@@ -193,9 +193,6 @@ class Driver:
             finite &= self._note([self._adapt(batch) for batch in batches()])
         self.method.pixel_weight = None
         return finite
-
-    def _choose_share(self, images: Tensor, fill: Tensor | None) -> None:
-        self.chosen = choose_share(self.method, images, fill, largest=self.largest)
 
     def _weighed(self, batch: Tensor, channels: int | None) -> Tensor:
         """Return the images of a batch, and tell the method the weight of their pixels."""
