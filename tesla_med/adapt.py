@@ -47,6 +47,9 @@ def adapt_site(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     trust_code: bool = False,
+    corrections: str | Path | None = None,
+    anonymise: bool = False,
+    key: str | Path | None = None,
     progress: Progress | None = None,
 ) -> SiteResult:
     """Adapt a model to one site and write results, figures and reports.
@@ -71,6 +74,9 @@ def adapt_site(
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
         trust_code: let MONAI run the code of a bundle that needs it.
+        corrections: folder of corrected masks of some cases, which take part in every update.
+        anonymise: replace the names of cases in everything that is written.
+        key: file that says which is which.
         progress: called as the work goes on.
 
     Returns:
@@ -85,7 +91,7 @@ def adapt_site(
     """
     request = RunRequest(
         *(site, volumes, weights, statistics, pipeline, method, protocol, out, seed, device, reset, guard),
-        *(save_probs, save_uncertainty, overrides, trust_code),
+        *(save_probs, save_uncertainty, overrides, trust_code, corrections, anonymise, key),
     )
     return run_plan(make_plan(request), resume=resume, overwrite=overwrite, progress=progress)
 
@@ -108,8 +114,9 @@ def run_plan(
     run = _Run(plan, folder, progress or (lambda *_: None))
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    inputs = plan.items.folder, plan.weights
+    inputs = plan.items.folder, plan.weights, *(item.mask for item in plan.task.corrections.values())
     folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
+    plan.keep_names()
     with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
         result = run.execute(resume)
@@ -159,7 +166,7 @@ class _Run:
             self.driver.begin(loaded.ref.name, self.progress)
             self._do(loaded)
             self.progress(stage, ledger.items_done, total)
-        if not self.independent and not ledger.whole and ledger.used - {"source"}:
+        if not self.independent and not ledger.whole and ledger.used - {"source", "corrected"}:
             self._save(self.folder.checkpoint("adapted"), "adapted")
 
     def _pass_done(self, passes: int) -> None:
@@ -168,12 +175,12 @@ class _Run:
 
     def _do(self, loaded: Unit | Failure) -> None:
         """Do one unit; whatever is wrong with it, the others go on."""
-        start, ref, view = time.perf_counter(), loaded.ref, None
+        plan, start, ref, view = self.plan, time.perf_counter(), loaded.ref, None
         try:
             if isinstance(loaded, Failure):
                 raise loaded.error
             loaded = self.predict.scaled(loaded)
-            outcome = None if loaded.images is None else self.predict(loaded.images, loaded.fill)
+            outcome = self.predict.of(loaded, adapt=ref.name not in plan.task.corrections)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
                 self._save(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
             finished = self.task.finish(self.folder, loaded, outcome)
@@ -186,11 +193,10 @@ class _Run:
             log.info("%s: failed", ref.name)
             self.task.discard(self.folder, ref)
             records = self.task.failed(ref, reason)
-        plan, seconds = self.plan, time.perf_counter() - start
-        records = [item.of_run(plan.method, plan.protocol, plan.seed, seconds) for item in records]
+        records = [plan.told(item, time.perf_counter() - start) for item in records]
         self.ledger.done(ref.name, records, loaded.sha256 if isinstance(loaded, Unit) else "")
         moving = self.driver.case_by_case
-        moved = any(item.status not in ("failed", "collapsed", "blank") for item in records)
+        moved = any(item.status not in ("failed", "collapsed", "blank", "corrected") for item in records)
         if self.task.links and not self.independent and moving and moved:
             self._save(self.folder.after(ref.name), ref.name)
         self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=moving)
@@ -198,15 +204,8 @@ class _Run:
 
     def _save(self, path: Path, name: str, unit: Unit | None = None, verdict: Verdict | None = None) -> None:
         """Save the network that made the results, of one unit or as it is now."""
-        images = None if unit is None else unit.images
-        method, predict = self.method, self.method.deployed_params(images)
-        if predict and not self.task.joins:  # a batch's own statistics: batches must be as large
-            predict["batch_slices"] = method.params.batch_slices
-        seen = list(self.ledger.records) if images is None else [name]
-        share = 1.0 if verdict is None else verdict.share
-        with self.predict.deployed(images, verdict) as network:
-            chain = self.plan.chain(self.folder, unit)
-            chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
+        about = name, list(self.ledger.records), unit, verdict
+        self.plan.chain(self.folder, unit).save_from(self.predict, path, *about)
 
     def _finish(self) -> SiteResult:
         plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)

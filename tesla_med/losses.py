@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 EPSILON = 1e-6
+CERTAIN = 30.0
+"""A logit beside others of 0 whose class is certain in float32."""
 """Smallest pseudo-label probability whose logarithm is taken; smaller ones count as this."""
 
 
@@ -145,6 +147,27 @@ def distillation(logits: Tensor, pseudo_labels: Tensor, pixel_weight: Tensor | N
     targets = pseudo_labels.detach().float()
     divergence = (torch.special.xlogy(targets, targets) - targets * log_probs).sum(dim=1)
     return weighted_mean(divergence, pixel_weight)
+
+
+def supervised(logits: Tensor, labels: Tensor, left_out: Tensor) -> Tensor:
+    """Return cross-entropy plus 1 - soft Dice of the foreground over the whole batch, as MONAI computes them.
+
+    Args:
+        logits: (N, L, *spatial).
+        labels: (N, *spatial) int64 class indices.
+        left_out: (N, *spatial) bool, pixels that count as background that was found, without a gradient.
+
+    Returns:
+        A scalar, 0 or above.
+    """
+    from monai.losses import DiceCELoss
+
+    found = torch.zeros_like(logits)
+    found[:, 0] = CERTAIN
+    seen = torch.where(left_out[:, None], found, logits.float())
+    loss = DiceCELoss(softmax=True, to_onehot_y=True, include_background=False, batch=True)
+    value: Tensor = loss(seen, labels.masked_fill(left_out, 0)[:, None])
+    return value
 
 
 def negative_entropy(probs: Tensor, pixel_weight: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,9 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest as RunRequest
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
+from tesla_med.io.pseudonyms import KEY_ALONE, Pseudonyms
 from tesla_med.registry import unknown_name
-from tesla_med.reports.base import RunContext, reports_of
+from tesla_med.reports.base import RunContext, context_of, reports_of
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.types import Items, Ref, Unit
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
-NOT_A_DEVICE = "Not a medical device: for research use only."
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,16 @@ class Resolved:
         pipeline: the pipeline as given.
         task: of the pipeline.
         items: what was found.
+        corrections: corrected masks by case.
+        names: of cases, where they are replaced.
     """
 
     site: SiteConfig
     pipeline: PipelineConfig
     task: Task
     items: Items
+    corrections: Mapping[str, Any]
+    names: Pseudonyms | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Plan:
         notes: remarks for the whole run.
         reports: names, in order.
         statistics: of the source features, for the Y protocols; None under N.
+        names: of cases, where they are replaced.
     """
 
     request: RunRequest
@@ -91,6 +96,7 @@ class Plan:
     notes: tuple[str, ...]
     reports: tuple[str, ...]
     statistics: GivenStatistics | None = None
+    names: Pseudonyms | None = None
 
     @property
     def site(self) -> SiteConfig:
@@ -128,6 +134,16 @@ class Plan:
             statistics=None if self.statistics is None else self.statistics.moments,
         )
 
+    def keep_names(self) -> None:
+        """Write the key file, where names are replaced."""
+        if self.names is not None:
+            self.names.key.save()
+
+    def told(self, record: Any, seconds: float) -> Any:
+        """Return a record with what only the run knows, and without names where these are replaced."""
+        record = record if self.names is None else self.names.cleaner.record(record)
+        return record.of_run(self.method, self.protocol, self.seed, seconds)
+
     def make_method(self, name: str) -> TTAMethod:
         """Return a method on its own copy of the source model.
 
@@ -141,33 +157,15 @@ class Plan:
 
     def make_predictor(self, on_step: OnStep) -> Predictor:
         """Return what predicts unit after unit: source and method, the driver between them, the guard."""
-        from tesla_med.engine.driver import Driver
-        from tesla_med.engine.predictor import Predictor
-        from tesla_med.models.checkpoint import steadiness_of
+        from tesla_med.engine.building import predictor_of
 
-        source, task = self.make_method("source"), self.task
-        method = source if self.method == "source" else self.make_method(self.method)
-        noun, of = "slice" if task.joins else task.item, self.pipeline
-        about: dict[str, Any] = {"least": task.smallest_batch, "noun": noun, "largest": of.keep_largest}
-        driver = Driver(method, self.protocol, self.reset, on_step, **about)
-        options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(self.card)}
-        options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
-        return Predictor(source, method, driver, of.guard, **options)
+        return predictor_of(self, on_step)
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
         """Return where adapted weights go, those of one unit or of all."""
-        from tesla_med.models.loading import foreign_form
-        from tesla_med.runs.weights import Chain
+        from tesla_med.runs.weights import chain_of
 
-        about = {
-            "adapted_to": self.site.id,
-            "method": self.method,
-            "protocol": self.protocol,
-            "seed": self.seed,
-        }
-        pipeline = self.pipeline if unit is None else self.task.as_scaled(unit)
-        origin = self.weights if foreign_form(self.weights) and pipeline.own_form else None
-        return Chain(folder, pipeline, self.card, self.weights_sha256, about, self.task.links, origin)
+        return chain_of(self, folder, unit)
 
     def ledger(self, folder: RunFolder, *, independent: bool) -> Ledger:
         """Return the ledger of the run; ``independent``: units do not depend on each other."""
@@ -178,16 +176,7 @@ class Plan:
 
     def report_context(self) -> RunContext:
         """Return what reports know of the run before its first unit."""
-        return RunContext(
-            *(self.out, self.site, self.pipeline, self.method, self.protocol, self.seed, self.reset),
-            manifest=self.manifest(),
-            notes=self.notes,
-            folder=self.items.folder,
-            names=self.items.names,
-            kind=self.task.result,
-            item=self.task.item,
-            counts=self.task.counts,
-        )
+        return context_of(self)
 
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
@@ -214,31 +203,14 @@ class Plan:
             "weights_sha256": self.weights_sha256,
             "statistics_sha256": None if self.statistics is None else self.statistics.sha256,
             **self.task.settings(self.items),
+            **({} if self.names is None else {"anonymised": True}),
         }
 
     def manifest(self) -> dict[str, Any]:
         """Return what a reader needs to judge and repeat the run."""
-        from tesla_med.models.base import device_name
-        from tesla_med.models.checkpoint import versions
-        from tesla_med.tta.base import METHODS
+        from tesla_med.runs.manifest import manifest_of
 
-        params = self.params(self.method).model_dump(mode="json")
-        about = {"name": self.method, "citation": METHODS.get(self.method).citation, "parameters": params}
-        return {
-            "notice": NOT_A_DEVICE,
-            "terms": self.site.terms,
-            "versions": versions(),
-            "device": device_name(self.device),
-            "weights": self.weights.name,
-            "weights_sha256": self.weights_sha256,
-            "statistics": None if self.statistics is None else self.statistics.record(),
-            "seed": self.seed,
-            "method": about,
-            "protocol": self.protocol,
-            "reset": self.reset,
-            "notes": list(self.notes),
-            **self.task.account(self.items, ()),
-        }
+        return manifest_of(self)
 
 
 def make_plan(request: RunRequest) -> Plan:
@@ -264,11 +236,17 @@ def resolve_request(request: RunRequest) -> Resolved:
         "recalibrate": pipeline.recalibrate,
         "keep-largest": pipeline.keep_largest,
         "reset-case": request.reset == "case",
+        "anonymise": request.anonymise,
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
     others = other_sites(site) if request.site is not None else []
-    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
+    items = task.find(user_path(request.volumes), others)
+    drawn = {} if request.corrections is None else task.corrected(user_path(request.corrections), items)
+    if request.key is not None and not request.anonymise:
+        raise ConfigError(KEY_ALONE)
+    shown = task.renamed(items, drawn, request) if request.anonymise else (items, drawn)
+    return Resolved(site, pipeline, task, *shown)
 
 
 def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
@@ -295,6 +273,7 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
     statistics = statistics_for(protocol, path, digest, loaded.pipeline, request.statistics)
     pipeline = with_histogram(loaded.pipeline, statistics)
     task = type(resolved.task)(site, pipeline, trained, request.wanted)
+    task.corrections = resolved.corrections
     reset = request.reset or task.reset_for(protocol)
     if reset == "case":
         task.refuse({"reset-case"})
@@ -315,4 +294,5 @@ def open_plan(request: RunRequest, resolved: Resolved) -> Plan:
         notes=(*task.notes(), *loaded.warnings, *loaded.notes),
         reports=reports_of(task, task.pipeline.reports),
         statistics=statistics,
+        names=resolved.names,
     )

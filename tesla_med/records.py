@@ -98,9 +98,10 @@ class CaseResult(Record):
     """What happened to one case.
 
     ``status``: ok; empty (no foreground found); blank (constant image, not adapted);
-    unscored (a reference exists but does not fit); failed (no mask written, see ``reason``).
-    ``used``: which model made the mask in ``masks/``; ``share``: how much of the way from source to
-    adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
+    unscored (a reference exists but does not fit); failed (no mask written, see ``reason``); corrected (its
+    mask was corrected by hand and took part in adaptation, so that it is not scored).
+    ``used``: which model made the mask in ``masks/``, or corrected; ``share``: how much of the way from
+    source to adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
     ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
     was chosen for the case; ``slices``, ``voxels``: of the image; ``fill_voxels``: of these, fill (see
     ``tesla_med.prepare.fill``).

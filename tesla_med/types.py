@@ -22,8 +22,8 @@ UPDATES_OF = "updates of "
 """Begins the name of a stage of progress that counts the updates of one unit, or of one pass over a site."""
 """Called with the stage, how much of it is done, and how much there is in total."""
 
-Status = Literal["ok", "empty", "blank", "unscored", "collapsed", "failed"]
-Used = Literal["adapted", "partial", "source"]
+Status = Literal["ok", "empty", "blank", "unscored", "collapsed", "failed", "corrected"]
+Used = Literal["adapted", "partial", "source", "corrected"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,10 @@ class Check:
 
 @dataclass(frozen=True)
 class ItemEstimate:
-    """What one item of a run would be; ``problem`` says why it would fail, ``notes`` are remarks."""
+    """What one item of a run would be; ``problem`` says why it would fail, ``notes`` are remarks.
+
+    ``corrected``: whether a corrected mask of it takes part.
+    """
 
     case: str
     shape: tuple[int, ...] | None
@@ -198,6 +201,7 @@ class ItemEstimate:
     labelled: bool
     problem: str = ""
     notes: tuple[str, ...] = ()
+    corrected: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 from tesla_med.config.models import LabelClass
 from tesla_med.config.paths import user_path
+from tesla_med.errors import ConfigError
+from tesla_med.io.pseudonyms import KEY_ALONE, KeyFile
 from tesla_med.scoring.metrics import Empty
 from tesla_med.tasks.base import TASKS, Task
 
@@ -23,6 +25,8 @@ def evaluate(
     ignore: Sequence[int] = (),
     values: Mapping[int, int] | None = None,
     task: str | None = None,
+    anonymise: bool = False,
+    key: str | Path | None = None,
 ) -> Any:
     """Score every result that has a reference.
 
@@ -41,6 +45,8 @@ def evaluate(
         values: value in a file of masks, of either side -> label; others stay as they are.
         task: what the predictions are of; None tells it from what is there, masks if nothing speaks for
             anything else.
+        anonymise: replace the names of cases by pseudonyms in everything that is returned and written.
+        key: file that says which is which; None: that of this user.
 
     Returns:
         The scores: :class:`tesla_med.scoring.masks.EvaluationResult` of masks,
@@ -53,8 +59,13 @@ def evaluate(
     """
     kind = _kind(user_path(predictions)) if task is None else TASKS.get(task)
     asked = {"empty": empty != "skip", "classes": classes is not None}
-    asked |= {"ignore": bool(ignore), "values": bool(values)}
+    asked |= {"ignore": bool(ignore), "values": bool(values), "anonymise": anonymise}
     kind.refuse({name for name, yes in asked.items() if yes})
+    if key is not None and not anonymise:
+        raise ConfigError(KEY_ALONE)
+    names, apart = None, () if out is None else (user_path(out),)
+    if anonymise:
+        names = KeyFile(None if key is None else user_path(key), apart)
     return kind.evaluate(
         user_path(predictions),
         None if references is None else user_path(references),
@@ -64,6 +75,7 @@ def evaluate(
         empty=empty,
         ignore=ignore,
         values=values,
+        **({} if names is None else {"key": names}),
     )
 
 

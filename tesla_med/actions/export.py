@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,9 @@ from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError, GeometryError, OutputError
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
 from tesla_med.io.dicom import dicom_files
-from tesla_med.io.files import atomic_path, sha256, write_json
+from tesla_med.io.files import sha256, write_json
 from tesla_med.io.locks import output_lock
+from tesla_med.io.pseudonyms import KEY_ALONE, KeyFile
 from tesla_med.runs.decisions import outcome, read_decisions, standing
 from tesla_med.runs.folder import EXPORTS_FOLDER, RunFolder
 from tesla_med.scoring.text import some
@@ -36,7 +36,7 @@ class Exported:
         skipped: cases that were not, with the reason.
         unverified: cases whose DICOM series is not the input of the run, byte for byte, so that only their
             grids speak for it.
-        key: file that says which case is which, beside ``out``, where names were replaced.
+        key: file that says which case is which, where names were replaced.
     """
 
     out: Path
@@ -56,6 +56,7 @@ def export(
     cases: Sequence[str] = (),
     accepted: bool = False,
     anonymise: bool = False,
+    key: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Exported:
@@ -70,23 +71,18 @@ def export(
         cases: names of those to export; none: all that have a mask.
         accepted: export only what reviewers agreed to (``review.csv``): the mask where it was accepted, the
             source's where that was to be taken instead.
-        anonymise: name cases ``case-0001`` and so on; which is which stands in ``<out>-key.csv``, which is
-            not to be handed on.
+        anonymise: replace the names of cases by pseudonyms, as of a run that was anonymised they are already.
+        key: file that says which is which, not to be handed on; None: that of this user.
         overwrite: replace an earlier export there.
         progress: called with stage, cases done and cases in all.
 
     Raises:
-        ConfigError: an unknown format, one that is not installed, or one that cannot go without names.
+        ConfigError: an unknown format, one that is not installed, or a key file inside ``out``.
         OutputError: not a finished run, no such case, or ``out`` holds something else.
         DataError: no case could be exported.
     """
     writer = EXPORTS.get(form)()
     writer.check()
-    if anonymise and writer.carries_identity:
-        raise ConfigError(
-            f"--anonymise: not with {form}, whose files carry the patient of their series; "
-            "anonymise the series first, or choose another format"
-        )
     if writer.needs_series and dicom is None:
         raise ConfigError(
             f"export to {form} needs --dicom, the folder of the series that the masks belong to"
@@ -97,15 +93,22 @@ def export(
     if accepted:
         items, refused = _accepted(folder, items)
         skipped |= refused
+    target = folder.out / EXPORTS_FOLDER / form if out is None else user_path(out)
+    already = bool(content["settings"].get("anonymised"))
+    if key is not None and not (anonymise or already):
+        raise ConfigError(KEY_ALONE)
+    names = None
+    if (anonymise and not already) or (already and dicom is not None):
+        names = KeyFile(None if key is None else user_path(key), (folder.out if already else target,))
+        items = _renamed(items, names, content["settings"]["site"]["id"], already=already)
     if dicom is not None:
         items, missing = _with_series(items, user_path(dicom))
         skipped |= missing
     if not items:
         raise DataError(f"{folder.out}: nothing to export: {_reasons(skipped)}")
-    target = folder.out / EXPORTS_FOLDER / form if out is None else user_path(out)
-    if anonymise:
-        items = [replace(item, name=f"case-{index:04d}") for index, item in enumerate(items, 1)]
     _check_target(target, overwrite)
+    if names is not None:
+        names.save()
     with output_lock(target):
         _clear(target)
         done, files, failed = _written(writer, items, target, progress)
@@ -113,7 +116,6 @@ def export(
         if not done:
             raise DataError(f"{folder.out}: nothing was exported: {_reasons(skipped)}")
         files = writer.finish(done, files, target)
-        key = _key(target, done) if anonymise else None
         inputs = {record["case"]: record.get("input_sha256") for record in content["cases"]}
         unsure = tuple(
             item.case for item in done if item.series is not None and item.series_sha256 != inputs[item.case]
@@ -124,10 +126,17 @@ def export(
             "cases": [item.name for item in done],
             "files": {str(path.relative_to(target)): sha256(path) for path in files},
         }
-        if not anonymise:
+        if not (anonymise or already):
             record |= {"skipped": skipped, "unverified": list(unsure)}
         write_json(target / RECORD, record)
-    return Exported(target, tuple(files), tuple(item.case for item in done), skipped, unsure, key)
+    return Exported(
+        target,
+        tuple(files),
+        tuple(item.case for item in done),
+        skipped,
+        unsure,
+        None if names is None else names.path,
+    )
 
 
 def _finished(
@@ -152,7 +161,8 @@ def _finished(
     items, skipped = [], {}
     for name in dict.fromkeys(cases) if cases else records:
         if folder.mask(name).is_file():
-            items.append(Finished(name, name, folder.mask(name), **told))
+            corrected = bool(records[name].get("status") == "corrected")
+            items.append(Finished(name, name, folder.mask(name), **told, corrected=corrected))
         else:
             skipped[name] = records[name].get("reason") or "it has no mask"
     return items, skipped
@@ -174,13 +184,30 @@ def _accepted(folder: RunFolder, items: Sequence[Finished]) -> tuple[list[Finish
     return found, refused
 
 
+def _renamed(items: Sequence[Finished], names: KeyFile, site: str, *, already: bool) -> list[Finished]:
+    """Return the masks under pseudonyms; those of a run that was anonymised have theirs ``already``."""
+    if already:
+        found = {item.case: names.of_pseudonym(item.case) for item in items}
+    else:
+        found = dict(names.assign(site, [item.case for item in items]))
+    if unknown := [name for name, entry in found.items() if entry is None]:
+        raise DataError(
+            f"{names.path}: does not know {some(unknown, 5)} of the run; give the key file of the run: --key"
+        )
+    return [
+        replace(item, name=entry.pseudonym, origin=entry.case, secret=entry.secret)
+        for item in items
+        if (entry := found[item.case]) is not None
+    ]
+
+
 def _with_series(items: Sequence[Finished], dicom: Path) -> tuple[list[Finished], dict[str, str]]:
     """Return the masks with the series that they belong to, and those for which none was found."""
     if not dicom.is_dir():
         raise DataError(f"{dicom}: not a folder of DICOM series")
     found, missing = [], {}
     for item in items:
-        series = dicom / item.case
+        series = dicom / (item.origin or item.case)
         if len(items) == 1 and not series.is_dir() and dicom_files(dicom):
             series = dicom
         if not series.is_dir() or not dicom_files(series):
@@ -236,15 +263,6 @@ def _clear(target: Path) -> None:
     for path in sorted((item for item in target.rglob("*") if item.is_dir()), reverse=True):
         if not any(path.iterdir()):
             shutil.rmtree(path)
-
-
-def _key(target: Path, done: Sequence[Finished]) -> Path:
-    path = target.with_name(f"{target.name}-key.csv")
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["case", "exported as"])
-        writer.writerows([item.case, item.name] for item in done)
-    return path
 
 
 def _reasons(skipped: Mapping[str, str]) -> str:

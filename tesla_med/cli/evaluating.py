@@ -10,8 +10,10 @@ import typer
 
 from tesla_med.cli.console import Screen
 from tesla_med.cli.options import (
+    Anonymise,
     Device,
     Json,
+    Key,
     Pipeline,
     Quiet,
     Set,
@@ -63,6 +65,8 @@ def evaluate(
         list[str] | None,
         typer.Option(help="FROM=TO: what a value in the files means, such as 255=1; may be repeated."),
     ] = None,
+    anonymise: Anonymise = False,
+    key: Key = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -80,6 +84,8 @@ def evaluate(
         empty=counted,
         ignore=tuple(ignore or ()),
         values=mapping("--values", values),
+        anonymise=anonymise,
+        key=key,
     )
     screen.say(result.coverage)
     for text in result.remarks():

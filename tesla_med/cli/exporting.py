@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tesla_med.cli.console import Screen
-from tesla_med.cli.options import Json, Quiet, Verbose, path
+from tesla_med.cli.options import Anonymise, Json, Key, Quiet, Verbose, path
 from tesla_med.cli.results import SHOWN
 from tesla_med.scoring.text import counted, some
 
@@ -41,12 +41,8 @@ def export(
         bool,
         typer.Option("--accepted", help="Only masks that reviewers agreed to (see: tesla-med review)."),
     ] = False,
-    anonymise: Annotated[
-        bool,
-        typer.Option(
-            "--anonymise", help="Replace the names of cases; which is which stands beside the output folder."
-        ),
-    ] = False,
+    anonymise: Anonymise = False,
+    key: Key = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export in the output folder.")
     ] = False,
@@ -67,6 +63,7 @@ def export(
             cases=tuple(cases or ()),
             accepted=accepted,
             anonymise=anonymise,
+            key=key,
             overwrite=overwrite,
             progress=progress,
         )

@@ -75,6 +75,23 @@ Reset = Annotated[
     str | None,
     typer.Option(help="When to return to the source model: never, site or case. Default: the pipeline's."),
 ]
+Anonymise = Annotated[
+    bool,
+    typer.Option(
+        "--anonymise",
+        help="Replace the names of cases by pseudonyms in everything that is written. Which is which stands "
+        "in the key file.",
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        parser=path,
+        help="Key file of pseudonyms, not to be handed on. Default: .tesla-med/pseudonyms.csv in the home "
+        "folder.",
+    ),
+]
 RESETS = ("never", "site", "case")
 
 

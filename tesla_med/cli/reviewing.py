@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tesla_med.cli.console import Screen
-from tesla_med.cli.options import Volumes, path
+from tesla_med.cli.options import Key, Volumes, path
 
 app = typer.Typer()
 
@@ -22,6 +22,7 @@ def review(
     reviewer: Annotated[
         str | None, typer.Option(help="Your name, saved with each decision. Default: the user's.")
     ] = None,
+    key: Key = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="On this machine; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
@@ -34,7 +35,7 @@ def review(
 
     check_installed()
     screen = Screen()
-    content = Content(run, volumes, reviewer or _user())
+    content = Content(run, volumes, reviewer or _user(), key)
 
     def ready(address: str) -> None:
         screen.say(f"Page, for this machine and whoever has its address only: {address}")

@@ -11,8 +11,10 @@ from tesla_med.cli.announcing import announced, figures, sentences
 from tesla_med.cli.console import Screen
 from tesla_med.cli.options import (
     RESETS,
+    Anonymise,
     Device,
     Json,
+    Key,
     Overwrite,
     Pipeline,
     Quiet,
@@ -77,6 +79,16 @@ def adapt(
     save_uncertainty: Annotated[
         bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
     ] = False,
+    corrections: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="Folder of corrected masks, <case>_mask.nii.gz on the grid of the image. Their slices take "
+            "part in every update; these cases keep the corrected mask and are not scored.",
+        ),
+    ] = None,
+    anonymise: Anonymise = False,
+    key: Key = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     no_lock: Annotated[
@@ -113,6 +125,9 @@ def adapt(
         save_probs=save_probs,
         save_uncertainty=save_uncertainty,
         overrides=tuple(overrides or ()),
+        corrections=corrections,
+        anonymise=anonymise,
+        key=key,
         lock=not no_lock,
         trust_code=trust_code,
     )
@@ -219,6 +234,7 @@ def rollback(
 
 def _dry_run(screen: Screen, plan: Any) -> int:
     from tesla_med.actions.estimate import estimate
+    from tesla_med.tasks._corrections import told
 
     with screen.progress() as progress:
         result = estimate(plan, progress)
@@ -233,7 +249,8 @@ def _dry_run(screen: Screen, plan: Any) -> int:
         rows = [
             [
                 *(item.case, shape_text(item.shape), str(item.slices)),
-                *("yes" if item.labelled else "no", item.problem or "ok"),
+                "corrected" if item.corrected else "yes" if item.labelled else "no",
+                item.problem or "ok",
             ]
             for item in result.cases
         ]
@@ -247,8 +264,10 @@ def _dry_run(screen: Screen, plan: Any) -> int:
         screen.say(f"{result.units} batches of at most {result.batch}")
     for line in sentences(plan, result.forecast):
         screen.say(line)
+    for line in told(task.corrections, plan.pipeline.corrections.weight, done=False):
+        screen.say(line)
     screen.say(f"Would write to {plan.out}; {result.problems} of {len(result.cases)} have a problem")
-    content = {
+    content: dict[str, Any] = {
         "out": plan.out,
         "site": plan.site.id,
         "folder": items.folder,
@@ -258,6 +277,7 @@ def _dry_run(screen: Screen, plan: Any) -> int:
         "model": dict(result.model),
         **figures(result.forecast),
         "cases": [vars(item) for item in result.cases],
+        "corrections": {name: str(item.mask) for name, item in task.corrections.items()},
     }
     content |= {"batches": result.units, "batch_size": result.batch} if overview else {}
     screen.result(content | overview)

@@ -198,6 +198,18 @@ class TrainConfig(Section):
         return {True: "mild", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
+class CorrectionsConfig(Section):
+    """How corrected cases take part in adaptation (``--corrections``)."""
+
+    weight: float = Field(
+        1.0, gt=0, description="of cross-entropy + soft Dice on labelled slices, beside the method's own loss"
+    )
+    batch_slices: int = Field(8, ge=1, description="labelled slices drawn for each update")
+    first_updates: int = Field(
+        200, ge=0, description="updates on labelled slices alone, from which every adaptation then starts"
+    )
+
+
 class ReportConfig(Section):
     """What the reports show."""
 
@@ -235,6 +247,7 @@ class PipelineConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     predict_batch: int = Field(16, ge=1)
     guard: GuardConfig = GuardConfig()
+    corrections: CorrectionsConfig = CorrectionsConfig()
     quality: QualityConfig = QualityConfig()
     keep_largest: bool = Field(
         False, description="keep only the largest connected component of the foreground, in masks only"

@@ -34,6 +34,9 @@ class RunRequest:
     save_uncertainty: bool = False
     overrides: Sequence[str] = ()
     trust_code: bool = False
+    corrections: str | Path | None = None
+    anonymise: bool = False
+    key: str | Path | None = None
     folder_name: str | None = None
     lock: bool = True
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.shares import choose_share
+from tesla_med.engine.supervision import Supervision
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta.base import Scalars, TTAMethod, fetch
@@ -58,6 +59,7 @@ class Driver:
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
         self._told = 0
+        self.supervision: Supervision | None = None
         self._tell: Callable[[int, int], None] = lambda *_: None
         self._done = self._updates = 0
 
@@ -140,6 +142,8 @@ class Driver:
     def _adapt(self, batch: Tensor) -> Scalars:
         """Do one update, and tell of it; of a first pass over a site nobody knows how many there will be."""
         scalars = self.method.adapt(batch)
+        if self.supervision is not None:
+            scalars |= self.supervision.scalars()
         self._done += 1
         self._tell(self._done, max(self._done, self._updates))
         return scalars

@@ -71,6 +71,10 @@ class Guard:
         largest: whether masks will keep their largest component only; they are judged as they will be.
         steadiness: the consistency of the source model with the reduced and with the enlarged slices of its
             own training, in [0, 1], to which those of a volume are relative; default: 1.
+
+    Attributes:
+        start: the ``source`` method from whose network those in between are made: the source's, or, with
+            corrected cases, the one to which updates on these led.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Guard:
         self.config = config
         self.steadiness = steadiness
         self.largest = largest
-        self.source = source
+        self.source = self.start = source
         self.method = method
         statistics = ("own", "half", "mixed") if norm_layers(source.model) else ()
         possible = ("source", *statistics, "part", "adapted")
@@ -118,11 +122,11 @@ class Guard:
         given = {"source": source, "adapted": adapted}
         signals: dict[str, float] = {"weights_moved": self._moved(), "statistics_distance": 0.0}
         masks: dict[str, Tensor] = {}
-        before = copied(running_statistics(self.source.model))
+        before = copied(running_statistics(self.start.model))
         for name in self.candidates:
             with self.deployed(images, VERDICTS[name]) as network:
                 if name == "own":
-                    now = running_statistics(self.source.model)
+                    now = running_statistics(self.start.model)
                     signals["statistics_distance"] = statistics_distance(before, now)
                 probs = given.get(name)
                 if probs is None:
@@ -170,12 +174,12 @@ class Guard:
     def deployed(self, images: Tensor, verdict: Verdict) -> Iterator[Network]:
         """Give the network that a verdict on a volume stands for."""
         if verdict.statistics > 0 and verdict.share == 1.0:
-            network, rest = self.method.predictor, copied(running_statistics(self.source.model))
+            network, rest = self.method.predictor, copied(running_statistics(self.start.model))
             with self.method.own_statistics(network, images, MAX_SLICES, verdict.statistics, rest):
                 yield network
         elif verdict.statistics > 0:
-            network = self.source.model
-            with self.source.own_statistics(network, images, MAX_SLICES, verdict.statistics):
+            network = self.start.model
+            with self.start.own_statistics(network, images, MAX_SLICES, verdict.statistics):
                 yield network
         elif verdict.used == "source":
             with self.source.deployed(images) as network:
@@ -183,7 +187,7 @@ class Guard:
         else:
             whole = verdict.share == 1.0
             with self.method.deployed(images) as network:
-                step = nullcontext() if whole else between(network, self.source.model, verdict.share)
+                step = nullcontext() if whole else between(network, self.start.model, verdict.share)
                 with step:
                     yield network
 

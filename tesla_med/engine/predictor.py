@@ -101,6 +101,19 @@ class Predictor:
         verdict = replace(outcome.verdict, signals=signals)
         return replace(outcome, verdict=verdict, temperature=found.temperature)
 
+    def of(self, unit: Unit, *, adapt: bool = True) -> Outcome | None:
+        """Predict a unit, None without images; not to ``adapt`` is to leave the method out of it."""
+        if unit.images is None:
+            return None
+        return self(unit.images, unit.fill) if adapt else self._unadapted(unit.images)
+
+    def _unadapted(self, images: Tensor) -> Outcome:
+        for attempt in attempts((self.source,), lambda: None, len(images), first=self._limit):
+            with attempt:
+                source = self.source.predict(images)
+                return Outcome(source, source, Verdict(0.0, attempt.note))
+        raise AssertionError("the last attempt raises")  # for the type checker
+
     def _judged(self, images: Tensor, fill: Tensor | None) -> Outcome:
         if not self.method.adapts:
             return self._attempts(images, fill, lambda: None)

@@ -32,6 +32,9 @@ class Finished:
         weights: SHA-256 of the source weights.
         series: folder of the DICOM series that it belongs to, where one is known.
         series_sha256: of that folder.
+        origin: name of its case in the folder of the images, where ``case`` is a pseudonym; else "".
+        secret: of its pseudonym, where names are replaced: identifiers are made from it; else "".
+        corrected: whether the mask was corrected by hand.
     """
 
     case: str
@@ -43,6 +46,9 @@ class Finished:
     weights: str
     series: Path | None = None
     series_sha256: str = ""
+    origin: str = ""
+    secret: str = ""
+    corrected: bool = False
 
     @property
     def foreground(self) -> tuple[LabelClass, ...]:
@@ -60,12 +66,10 @@ class Export(ABC):
     Attributes:
         summary: what it writes, in one line.
         needs_series: whether every mask needs the DICOM series that it belongs to.
-        carries_identity: whether its files name the patient, as those of the series do.
     """
 
     summary: ClassVar[str]
     needs_series: ClassVar[bool] = False
-    carries_identity: ClassVar[bool] = False
 
     def check(self) -> None:  # noqa: B027 - optional hook
         """Check that what the format needs is installed.

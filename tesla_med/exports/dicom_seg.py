@@ -24,11 +24,14 @@ SERIES_NUMBER = 900
 
 @EXPORTS.register("dicom-seg")
 class DicomSeg(Export):
-    """One binary segment for each foreground class, on the grid of the series, with its patient and study."""
+    """One binary segment for each foreground class, on the grid of the series, with its patient and study.
+
+    Where names are replaced the patient is the pseudonym, and study, series, slices and frame of reference
+    have identifiers of their own, the same in every export with one key file.
+    """
 
     summary = "DICOM Segmentation object for each case, on the grid of its DICOM series"
     needs_series: ClassVar[bool] = True
-    carries_identity: ClassVar[bool] = True
 
     def check(self) -> None:
         """Check that highdicom is there.
@@ -48,6 +51,8 @@ class DicomSeg(Export):
         if item.series is None:
             raise DataError(f"{item.name}: no DICOM series is known for it")
         slices = _slices(item.series)
+        if item.secret:
+            slices = [_nameless(one, item.name, item.secret) for one in slices]
         frames = _frames(item, slices)
         path = out / f"{item.name}_seg.dcm"
         dataset = _segmentation(item, slices, frames)
@@ -69,6 +74,39 @@ def _slices(folder: Path) -> list[Any]:
             f"{folder}: its slices have no FrameOfReferenceUID, without which nothing can be laid over them"
         )
     return slices
+
+
+KEPT = (
+    *("SOPClassUID", "Modality", "ImageType", "Rows", "Columns", "PixelSpacing", "SliceThickness"),
+    *("SpacingBetweenSlices", "ImagePositionPatient", "ImageOrientationPatient", "InstanceNumber"),
+    *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
+    *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "PixelData"),
+)
+"""What a slice keeps where names are replaced: its voxels and where they lie."""
+REMADE = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
+BLANK = ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber")
+
+
+def _nameless(one: Any, name: str, secret: str) -> Any:
+    """Return a slice of which only voxels and place are left, under a pseudonym and other identifiers."""
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import generate_uid
+
+    result = Dataset()
+    for keyword in KEPT:
+        if keyword in one:
+            result[keyword] = one[keyword]
+    for keyword in REMADE:
+        setattr(result, keyword, generate_uid(entropy_srcs=[secret, str(one.get(keyword, ""))]))
+    for keyword in (*BLANK, "ReferringPhysicianName"):
+        setattr(result, keyword, "")
+    result.PatientName = result.PatientID = name
+    result.SeriesNumber = 1
+    result.file_meta = FileMetaDataset()
+    result.file_meta.MediaStorageSOPClassUID = result.SOPClassUID
+    result.file_meta.MediaStorageSOPInstanceUID = result.SOPInstanceUID
+    result.file_meta.TransferSyntaxUID = one.file_meta.TransferSyntaxUID
+    return result
 
 
 def _frames(item: Finished, slices: list[Any]) -> Any:
@@ -115,7 +153,8 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
         version=item.version[:64],
         parameters={"weights_sha256": item.weights} if item.weights else None,
     )
-    described = [_described(index, entry, algorithm) for index, entry in enumerate(item.foreground, 1)]
+    kind = "SEMIAUTOMATIC" if item.corrected else "AUTOMATIC"
+    described = [_described(index, entry, algorithm, kind) for index, entry in enumerate(item.foreground, 1)]
     with warnings.catch_warnings():  # of empty frames, which are left out, and of optional attributes
         warnings.simplefilter("ignore")
         dataset: Any = highdicom.seg.Segmentation(
@@ -139,7 +178,7 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
     return dataset
 
 
-def _described(index: int, entry: LabelClass, algorithm: Any) -> Any:
+def _described(index: int, entry: LabelClass, algorithm: Any, made: str) -> Any:
     import highdicom
     from pydicom.sr.codedict import codes
 
@@ -152,7 +191,7 @@ def _described(index: int, entry: LabelClass, algorithm: Any) -> Any:
         segment_label=entry.name[:64],
         segmented_property_category=codes.SCT.AnatomicalStructure,
         segmented_property_type=kind,
-        algorithm_type="AUTOMATIC",
+        algorithm_type=made,
         algorithm_identification=algorithm,
         display_color=highdicom.color.CIELabColor.from_rgb(*rgb(entry.color)),
     )

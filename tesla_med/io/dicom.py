@@ -9,6 +9,7 @@ apart; else messages name positions and numbers only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -106,6 +107,19 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # DICOM's world is LPS+
     check_affine(affine, folder)
     return RawImage(array.T, affine, notes=[f"read from a DICOM series of {len(slices)} slices"])
+
+
+def header_texts(folder: Path) -> set[str]:
+    """Return what headers of slices in a folder and below say of patient, study and series.
+
+    What cannot be read says nothing.
+    """
+    found: set[str] = set()
+    for path in sorted(item for item in folder.rglob("*") if item.is_file() and is_dicom(item)):
+        with suppress(DataError):
+            item = read_header(path)
+            found |= {item.series, item.description, item.protocol, item.study, item.patient}
+    return found - {""}
 
 
 def is_chosen(item: Slice, pattern: str | None) -> bool:

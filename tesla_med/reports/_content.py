@@ -24,8 +24,14 @@ STATUS_TEXT = {
     "unscored": "reference does not fit",
     "collapsed": "adaptation collapsed",
     "failed": "failed",
+    "corrected": "corrected by hand, not scored",
 }
-USED_TEXT = {"source": "source mask kept", "partial": "partly adapted", "adapted": "adapted"}
+USED_TEXT = {
+    "source": "source mask kept",
+    "partial": "partly adapted",
+    "adapted": "adapted",
+    "corrected": "corrected by hand",
+}
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
 from tesla_med.types import CaseView, Earlier, Progress
+
+if TYPE_CHECKING:
+    from tesla_med.plan import Plan
 
 log = logging.getLogger(__name__)
 REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports", "tesla_med.reports")
@@ -70,6 +73,20 @@ class RunContext:
         folder = self.out / REPORT_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def context_of(plan: Plan) -> RunContext:
+    """Return what reports know of a run before its first unit."""
+    return RunContext(
+        *(plan.out, plan.site, plan.pipeline, plan.method, plan.protocol, plan.seed, plan.reset),
+        manifest=plan.manifest(),
+        notes=plan.notes,
+        folder=plan.items.folder,
+        names=plan.items.names,
+        kind=plan.task.result,
+        item=plan.task.item,
+        counts=plan.task.counts,
+    )
 
 
 class Report(ABC):

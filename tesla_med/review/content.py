@@ -17,6 +17,7 @@ from tesla_med.errors import DataError, OutputError
 from tesla_med.io.cases import find_cases
 from tesla_med.io.files import sha256
 from tesla_med.io.nifti import encode_nifti, grid_header
+from tesla_med.io.pseudonyms import KeyFile
 from tesla_med.io.references import read_reference
 from tesla_med.io.volumes import read_case
 from tesla_med.records import CaseResult
@@ -87,14 +88,15 @@ class Content:
         out: output folder of ``adapt``, or a folder with several below it.
         volumes: folder of the images.
         reviewer: name under which decisions are saved.
+        key: file that says which case of a run with replaced names is which; None: that of this user.
 
     Raises:
         OutputError: there is no finished run.
         DataError: no image of a run is among the volumes.
     """
 
-    def __init__(self, out: Path, volumes: Path, reviewer: str) -> None:
-        self.reviewer = reviewer
+    def __init__(self, out: Path, volumes: Path, reviewer: str, key: Path | None = None) -> None:
+        self.reviewer, self._key = reviewer, key
         self.root = out
         runs = [out] if (out / RUN_FILE).is_file() else sorted(path.parent for path in out.rglob(RUN_FILE))
         if not runs:
@@ -115,8 +117,15 @@ class Content:
         task.refuse({"review"})
         names = task.names(content["settings"], folder)
         cases = {case.name: case for case in find_cases(volumes, task.site, (), task.pipeline.channels).cases}
+        if content["settings"].get("anonymised"):
+            known = KeyFile(self._key)
+            entries = {name: known.find(task.site.id, name) for name in cases}
+            cases = {entry.pseudonym: cases[name] for name, entry in entries.items() if entry is not None}
         if names and not set(names) & set(cases):
-            raise DataError(f"{volumes}: holds none of the images of {run}, such as {names[0]}")
+            hint = (
+                "; give the key file of the run with --key" if content["settings"].get("anonymised") else ""
+            )
+            raise DataError(f"{volumes}: holds none of the images of {run}, such as {names[0]}{hint}")
         rows = []
         for result in folder.records(names, CaseResult):
             if result.status == "failed":

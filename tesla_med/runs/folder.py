@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tesla_med.config.models import GuardConfig, PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
-from tesla_med.io.files import TEMPORARY, write_json
+from tesla_med.io.files import TEMPORARY, atomic_path, write_json
 from tesla_med.io.locks import LOCK_NAMES
 from tesla_med.records import ItemResult
 from tesla_med.runs.state import StateStore
@@ -274,6 +274,18 @@ class RunFolder:
             self.remove(path)
         for path in (self.checkpoint(name), self.after(name)):
             self.remove_weights(path)
+
+    def take_source(self, name: str) -> None:
+        """Put the source mask of a case in place of its own, and remove what goes with that.
+
+        Raises:
+            OutputError: a file cannot be written or removed.
+        """
+        with atomic_path(self.mask(name)) as temporary:
+            shutil.copyfile(self.source_mask(name), temporary)
+        for path in (self.probs(name), self.uncertainty(name)):
+            self.remove(path)
+        self.remove_weights(self.checkpoint(name))
 
     def remove(self, path: Path) -> None:
         """Remove a file if it is there.

@@ -6,15 +6,20 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import atomic_path, sha256
 from tesla_med.models.checkpoint import ModelCard, make_card, save_checkpoint
-from tesla_med.models.loading import write_back
+from tesla_med.models.loading import foreign_form, write_back
 from tesla_med.runs.folder import RunFolder, their_form
+from tesla_med.types import Unit, Verdict
+
+if TYPE_CHECKING:
+    from tesla_med.engine.predictor import Predictor
+    from tesla_med.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Chain:
         links: whether the cards name the cases that the weights have seen, and their parent.
         origin: somebody else's model that the weights were read from, in whose form they are written too; or
             None.
+        joins: whether batches are cut across units.
     """
 
     folder: RunFolder
@@ -39,6 +45,37 @@ class Chain:
     about: Mapping[str, Any]
     links: bool
     origin: Path | None = None
+    joins: bool = True
+
+    def save_from(
+        self,
+        predictor: Predictor,
+        path: Path,
+        name: str,
+        done: Sequence[str],
+        unit: Unit | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """Write the network that made the results, of one unit or as it is now, and its card.
+
+        Args:
+            predictor: of the run.
+            path: file of the weights.
+            name: unit that they are named after.
+            done: units that are done, in order.
+            unit: the one that they are for; None: for all.
+            verdict: on that unit.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        images = None if unit is None else unit.images
+        method, predict = predictor.method, predictor.method.deployed_params(images)
+        if predict and not self.joins:  # a batch's own statistics: batches must be as large
+            predict["batch_slices"] = method.params.batch_slices
+        share, seen = 1.0 if verdict is None else verdict.share, done if unit is None else [name]
+        with predictor.deployed(images, verdict) as network:
+            self.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
 
     def save(
         self,
@@ -81,6 +118,23 @@ class Chain:
         files = [self.folder.after(name) for name in earlier]
         last = next((path for path in reversed(files) if path.is_file()), None)
         return self.source_sha256 if last is None else sha256(last)
+
+
+def chain_of(plan: Plan, folder: RunFolder, unit: Unit | None = None) -> Chain:
+    """Return where adapted weights of a run go, those of one unit or of all."""
+    about: dict[str, Any] = {
+        "adapted_to": plan.site.id,
+        "method": plan.method,
+        "protocol": plan.protocol,
+        "seed": plan.seed,
+    }
+    task = plan.task
+    if task.corrections:
+        about["corrections"] = list(task.corrections)
+    pipeline = plan.pipeline if unit is None else task.as_scaled(unit)
+    origin = plan.weights if foreign_form(plan.weights) and pipeline.own_form else None
+    known = plan.card, plan.weights_sha256, about
+    return Chain(folder, pipeline, *known, task.links, origin, task.joins)
 
 
 def go_back(folder: RunFolder, names: Sequence[str], kept: int) -> Path | None:

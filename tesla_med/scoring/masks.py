@@ -12,10 +12,11 @@ import numpy as np
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.masks import find_masks
+from tesla_med.io.pseudonyms import KeyFile, Renamer
 from tesla_med.records import Measured
 from tesla_med.scoring.grids import check_labels, field_diagonal
 from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, evaluate_metrics
-from tesla_med.scoring.pairs import REMEDY, Meaning, one_sided, read_pair
+from tesla_med.scoring.pairs import REMEDY, Meaning, corrected_of, one_sided, read_pair
 from tesla_med.scoring.text import counted, decimals, percent, some
 from tesla_med.types import IntArray, Record
 
@@ -81,6 +82,7 @@ class EvaluationResult(Record):
         files: those written.
         empty: what the Dice of a class counts for where both masks are empty of it.
         unexplained: labels that only one side holds, where no class list says what they are.
+        corrected: names whose masks were corrected by hand before the run, so that they are not scored.
     """
 
     cases: tuple[EvaluatedCase, ...]
@@ -89,6 +91,7 @@ class EvaluationResult(Record):
     files: tuple[str, ...] = ()
     empty: Empty = "skip"
     unexplained: tuple[str, ...] = ()
+    corrected: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -112,7 +115,11 @@ class EvaluationResult(Record):
 
     def remarks(self) -> list[str]:
         """Return what could not be scored or has no partner, in words."""
-        lists = ((self.only_predictions, "without a reference"), (self.only_references, "without a mask"))
+        lists = (
+            (self.only_predictions, "without a reference"),
+            (self.only_references, "without a mask"),
+            (self.corrected, "corrected by hand, not scored"),
+        )
         found = [f"{len(names)} {text}: {some(names, 10)}" for names, text in lists if names]
         ignored = {case.case: case.ignored for case in self.cases if case.ignored}
         if ignored:
@@ -166,6 +173,7 @@ def evaluate_masks(
     empty: Empty = "skip",
     ignore: Sequence[int] = (),
     values: Mapping[int, int] | None = None,
+    key: KeyFile | None = None,
 ) -> EvaluationResult:
     """Score every mask that has a reference, on its own grid.
 
@@ -184,6 +192,7 @@ def evaluate_masks(
             counts as 1 ("one").
         ignore: values of the references whose voxels are left out of every figure.
         values: value in a file, of either side -> label; others stay as they are.
+        key: replaces names by pseudonyms in everything that is returned and written; None leaves them.
 
     Raises:
         ConfigError: a value is both ignored and mapped.
@@ -194,6 +203,13 @@ def evaluate_masks(
     if (predictions / "masks" / LABELS_FILE).is_file():
         predictions = predictions / "masks"
     ours, theirs = find_masks(predictions), find_masks(references)
+    names = None if key is None else Renamer(key, (*ours, *theirs), (predictions, references))
+    if names is not None:
+        ours, theirs = ({names.name(name): path for name, path in side.items()} for side in (ours, theirs))
+    corrected = tuple(name for name in corrected_of(predictions) if name in ours)
+    for name in corrected:
+        del ours[name]
+        theirs.pop(name, None)
     common = [name for name in ours if name in theirs]
     pairs = (ours, theirs), (theirs, ours)
     only = [tuple(name for name in first if name not in second) for first, second in pairs]
@@ -204,6 +220,9 @@ def evaluate_masks(
     meaning = Meaning(tuple(ignore), values)
     found: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
     cases = [_score_pair(name, ours[name], theirs[name], classes, empty, meaning, found) for name in common]
+    if names is not None:
+        hidden = {"prediction": "", "reference": ""}
+        cases = [item.model_copy(update={**hidden, "reason": names.text(item.reason)}) for item in cases]
     unexplained = tuple(one_sided(found)) if classes is None else ()
     if strict and unexplained:
         raise DataError(f"{'; '.join(unexplained)}, but strict was asked for: {REMEDY}")
@@ -213,6 +232,7 @@ def evaluate_masks(
         only_references=only[1],
         empty=empty,
         unexplained=unexplained,
+        corrected=corrected,
     )
     if out is not None:
         result = _write(result, Path(out))
@@ -357,6 +377,7 @@ def _write(result: EvaluationResult, out: Path) -> EvaluationResult:
         "unscored": {item.case: item.reason for item in result.unscored},
         "only_predictions": list(result.only_predictions),
         "only_references": list(result.only_references),
+        "corrected": list(result.corrected),
     }
     write_json(summary, content)
     return result

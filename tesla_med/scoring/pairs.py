@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tesla_med.errors import ConfigError, GeometryError
+from tesla_med.io.masks import mask_name
 from tesla_med.scoring.text import counted, some
 from tesla_med.types import IntArray
 
@@ -37,6 +39,19 @@ class Meaning:
         for value, label in (self.values or {}).items():
             result[array == value] = label
         return result
+
+
+def corrected_of(masks: Path) -> tuple[str, ...]:
+    """Return which masks of a folder were corrected by hand, by name, where it is ``masks/`` of a run.
+
+    Such a mask was learned from in the run and is no result of it.
+    """
+    try:
+        content = json.loads((masks.parent / "run.json").read_text(encoding="utf-8"))
+        names = list(content["settings"].get("corrections", ()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return tuple(mask_name(Path(f"{name}.nii.gz")) for name in names)
 
 
 @dataclass(frozen=True)

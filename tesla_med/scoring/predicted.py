@@ -49,7 +49,7 @@ def predicted_cases(results: Sequence[CaseResult], pipeline: PipelineConfig) -> 
     A class is remarked on that the masks hold in no case, or that takes more than the share
     ``guard.largest_foreground`` of all voxels. Constant images are left out.
     """
-    read = [item for item in results if item.scores and item.status not in ("failed", "blank")]
+    read = [item for item in results if item.scores and item.status not in ("failed", "blank", "corrected")]
     field = sum(item.voxels for item in read)
     counts, remarks = {}, []
     for item in pipeline.classes[1:]:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.config.request import RunRequest
 from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.io.pseudonyms import Pseudonyms
 from tesla_med.records import CaseResult, Predicted
 from tesla_med.registry import Registry
 from tesla_med.runs.folder import RunFolder
 from tesla_med.types import CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
 
 if TYPE_CHECKING:
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.predictor import Outcome, Predictor
+    from tesla_med.engine.supervision import Supervision
     from tesla_med.prepare.acquisition import Acquisition
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.tasks.labelled import LabelledSource
@@ -42,6 +45,8 @@ OPTIONS: Mapping[str, str] = {
     "values": "--values",
     "export": "export",
     "review": "review",
+    "corrections": "--corrections",
+    "anonymise": "--anonymise (--key)",
 }
 """What a task may honour, and how a user asks for it."""
 
@@ -60,6 +65,7 @@ class Task(ABC):
         wanted: what the run asks for beyond the usual: ``probs``, ``uncertainty``.
 
     Attributes:
+        corrections: corrected masks that take part, by case; set by the plan.
         unit: what goes through the network together.
         item: what is counted, in the singular.
         metric: headline metric, a name of the registry of metrics.
@@ -104,6 +110,7 @@ class Task(ABC):
     ) -> None:
         self.site, self.pipeline, self.trained = site, pipeline, trained
         self.wanted = frozenset(wanted)
+        self.corrections: Mapping[str, Any] = {}
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027 - optional hook
@@ -176,6 +183,20 @@ class Task(ABC):
         """Return how messages call a unit."""
         return ref.name
 
+    def corrected(self, folder: Path, items: Items) -> Mapping[str, Any]:
+        """Return the corrected masks in a folder by case, checked; without torch."""
+        raise ConfigError(self.refusal("corrections"))
+
+    def renamed(
+        self, items: Items, corrections: Mapping[str, Any], request: RunRequest
+    ) -> tuple[Items, Mapping[str, Any], Pseudonyms]:
+        """Return items and corrections under pseudonyms, in the order of these, and the pseudonyms."""
+        raise ConfigError(self.refusal("anonymise"))
+
+    def supervision(self, refs: Sequence[Ref], predictor: Predictor) -> Supervision:
+        """Return what lets the corrected cases among ``refs`` take part in the updates of a method."""
+        raise ConfigError(self.refusal("corrections"))
+
     def check(self, ref: Ref) -> Check:
         """Return what is found of a unit of one item, without running anything."""
         try:
@@ -243,7 +264,13 @@ class Task(ABC):
             "cases": list(items.names),
             "save_probs": "probs" in self.wanted,
             "save_uncertainty": "uncertainty" in self.wanted,
+            **self._corrected(),
         }
+
+    def _corrected(self) -> dict[str, Any]:
+        """Return the hash of every corrected case with its image, under ``corrections``; {} without any."""
+        found = {name: item.sha256 for name, item in self.corrections.items()}
+        return {"corrections": found} if found else {}
 
     def names(self, settings: Mapping[str, Any], folder: RunFolder) -> tuple[str, ...]:
         """Return the names of the units of a run, in order, from its settings or its records."""
@@ -266,6 +293,7 @@ class Task(ABC):
             "order": CASE_ORDER,
             "skipped": [{"file": path.name, "reason": reason} for path, reason in items.skipped],
             "cases": [item.brief() for item in results],
+            **self._corrected(),
             **self.counted(results),
         }
 

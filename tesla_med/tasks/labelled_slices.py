@@ -16,9 +16,10 @@ from tesla_med.augment.families import FAMILIES
 from tesla_med.augment.randomise import randomise, restyle
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.resolve import other_sites
-from tesla_med.errors import DataError
+from tesla_med.errors import ConfigError, DataError
 from tesla_med.models.base import predicted_class
 from tesla_med.prepare.acquisition import Acquisition, acquisition_of, united
+from tesla_med.prepare.preprocessors import is_foreign
 from tesla_med.scoring.metrics import dice
 from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.tasks.subjects import subjects_of
@@ -125,8 +126,14 @@ def load_labelled(
     temporary folder on disk and mapped, which is slower but gives the same numbers.
 
     Raises:
+        ConfigError: the pipeline is that of somebody else's model.
         DataError: no labelled case at all, or a file that cannot be used.
     """
+    if is_foreign(pipeline):
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} is of a model that was trained elsewhere: it is trained, "
+            "and its features are measured, there; here it is adapted and predicted with"
+        )
     from tesla_med.io.cases import find_cases
     from tesla_med.io.references import read_reference, read_region_mask
     from tesla_med.io.volumes import read_case

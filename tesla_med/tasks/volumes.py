@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,17 @@ import numpy as np
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.io.cases import find_cases
-from tesla_med.io.files import atomic_path, sha256_of, write_together
+from tesla_med.io.files import sha256_of, write_together
 from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
 from tesla_med.prepare.acquisition import acquisition_of, differences
-from tesla_med.prepare.preprocessors import is_foreign, preprocessor_of
+from tesla_med.prepare.preprocessors import preprocessor_of
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
-from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
+from tesla_med.tasks._corrections import CorrectedCases, corrected_record, told
+from tesla_med.tasks.base import ROLLED_BACK, TASKS
 from tesla_med.types import (
     Case,
     CaseView,
@@ -68,12 +68,23 @@ class Masks:
 
 
 @TASKS.register("segmentation")
-class Volumes(Task):
+class Volumes(CorrectedCases):
     """Masks of volumes: site, case and slices of MRI."""
 
     honours: ClassVar = frozenset(
         ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {"empty", "figures", "classes", "ignore", "values", "single", "export", "review"}
+    ) | {
+        "empty",
+        "figures",
+        "classes",
+        "ignore",
+        "values",
+        "single",
+        "export",
+        "review",
+        "corrections",
+        "anonymise",
+    }
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 
@@ -138,8 +149,10 @@ class Volumes(Task):
         """Return grid and number of slices of a case."""
         shape = None if unit is None else unit.content.volume.shape
         count = 0 if unit is None or unit.images is None else len(unit.content.prepared.slice_index)
-        notes = () if unit is None else unit.notes
-        return [ItemEstimate(ref.name, shape, count, ref.content.labelled, problem, notes)]
+        notes, drawn = () if unit is None else unit.notes, ref.name in self.corrections
+        return [
+            ItemEstimate(ref.name, shape, count, ref.content.labelled and not drawn, problem, notes, drawn)
+        ]
 
     # ------------------------------------------------------------ from probabilities to a mask on disk
 
@@ -154,6 +167,7 @@ class Volumes(Task):
             source = adapted = self._restore(loaded, outcome.source)
             if verdict.used != "source":
                 adapted = self._restore(loaded, outcome.probs, outcome.temperature)
+        adapted = self.kept(loaded.case.name, loaded.volume, adapted)
         self._write(folder, loaded, source, adapted)
         return Masks(source, adapted, verdict)
 
@@ -178,9 +192,10 @@ class Volumes(Task):
         name, volume = loaded.case.name, loaded.volume
         paths = folder.source_mask(name), folder.probs(name), folder.uncertainty(name), folder.mask(name)
         files = [(paths[0], lambda: encode_mask(paths[0], source.mask, volume))]
-        if "probs" in self.wanted:
+        maps = () if name in self.corrections else self.wanted  # of a corrected mask there are none
+        if "probs" in maps:
             files.append((paths[1], lambda: encode_map(paths[1], adapted.probs, volume)))
-        if "uncertainty" in self.wanted:
+        if "uncertainty" in maps:
             entropy = scoring.normalised_entropy(adapted.probs)
             files.append((paths[2], lambda: encode_map(paths[2], entropy, volume)))
         files.append((paths[3], lambda: encode_mask(paths[3], adapted.mask, volume)))
@@ -193,14 +208,18 @@ class Volumes(Task):
         from tesla_med.tasks._cases import record_of
 
         loaded: Loaded = unit.content
+        if loaded.case.name in self.corrections:
+            return [corrected_record(unit, finished, self)]
         source, adapted = finished.source, finished.adapted
         about = loaded.case, loaded.volume, source, adapted, self.site, self.pipeline
         scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
         finished.scored = scored
         return [record_of(unit, finished, scored, self.site, self.pipeline)]
 
-    def view(self, unit: Unit, finished: Masks) -> CaseView:
-        """Return image, masks and reference."""
+    def view(self, unit: Unit, finished: Masks) -> CaseView | None:
+        """Return image, masks and reference; nothing of a corrected case, whose mask no model made."""
+        if unit.ref.name in self.corrections:
+            return None
         volume = unit.content.volume
         return CaseView(
             image=volume.array[0],
@@ -213,12 +232,6 @@ class Volumes(Task):
         )
 
     # ------------------------------------------------------------ resuming and going back
-
-    def view_again(self, folder: RunFolder, ref: Ref) -> CaseView | None:
-        """Return image, masks and reference of a finished case, read from disk."""
-        from tesla_med.tasks._cases import view_of
-
-        return view_of(ref.content, self.site, self.pipeline, folder)
 
     def started(self, folder: RunFolder) -> None:
         """Write ``masks/labels.json``."""
@@ -234,26 +247,23 @@ class Volumes(Task):
             read_mask(folder.source_mask(name))
         except (OSError, ValueError, TeslaMedError):
             return False
-        wanted = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
-        return all(path(name).is_file() for option, path in wanted if option in self.wanted)
+        maps = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
+        wanted = () if name in self.corrections else self.wanted
+        return all(path(name).is_file() for option, path in maps if option in wanted)
 
     def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[CaseResult]:
         """Put the source mask in place of the adapted one, and its figures in the record."""
         record: CaseResult = records[0]
-        if record.status == "failed" or record.used == "source":
+        if record.status == "failed" or record.used in ("source", "corrected"):
             return [record]
-        with atomic_path(folder.mask(record.case)) as temporary:
-            shutil.copyfile(folder.source_mask(record.case), temporary)
-        for path in (folder.probs(record.case), folder.uncertainty(record.case)):
-            folder.remove(path)
-        folder.remove_weights(folder.checkpoint(record.case))
+        folder.take_source(record.case)
         return [scoring.of_source(record, f"{ROLLED_BACK} {where}")]
 
     def notes(self) -> tuple[str, ...]:
-        """Return where region and slices come from, and what a nominal voxel size means."""
+        """Return where region and slices come from, what a nominal voxel size means, what was corrected."""
         from tesla_med.tasks._cases import notes_on
 
-        return notes_on(self.site)
+        return (*notes_on(self.site), *told(self.corrections, self.pipeline.corrections.weight))
 
     def recount(self, items: Items, runs: Mapping[Any, RunFolder]) -> Iterator[dict[Any, CalibrationCounts]]:
         """Yield the counts of every labelled case, over one region for all runs; a few threads read."""
@@ -273,16 +283,7 @@ class Volumes(Task):
     def labelled(
         self, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None = None
     ) -> LabelledSource:
-        """Return every labelled case of the sites.
-
-        Raises:
-            ConfigError: the pipeline is that of somebody else's model.
-        """
+        """Return every labelled case of the sites; see :func:`tesla_med.tasks.labelled_slices`."""
         from tesla_med.tasks.labelled_slices import load_labelled
 
-        if is_foreign(self.pipeline):
-            raise ConfigError(
-                f"pipeline {self.pipeline.name!r} is of a model that was trained elsewhere: it is trained, "
-                "and its features are measured, there; here it is adapted and predicted with"
-            )
         return load_labelled(self.pipeline, sites, volumes, progress)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +22,13 @@ from tesla_med.config.files import validate
 from tesla_med.config.models import Protocol, Section
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import Network, predicted_class
-from tesla_med.models.normalisation import Statistics, blend_running_statistics, kept_running_statistics
+from tesla_med.models.normalisation import (
+    Statistics,
+    batch_statistics,
+    blend_running_statistics,
+    kept_running_statistics,
+    mixed_with,
+)
 from tesla_med.registry import Registry
 from tesla_med.tta._mechanics.execution import Execution
 from tesla_med.tta._mechanics.execution import MethodContext as MethodContext
@@ -77,7 +84,7 @@ class TTAMethod(Execution, ABC):
         self.steps = 0
         self.setup()
         self.make_passes()
-        self._initial = self.state_dict()
+        self.start_here()
 
     def setup(self) -> None:
         """Prepare parameters, optimisers and copies; called once, when the model is in place."""
@@ -94,6 +101,39 @@ class TTAMethod(Execution, ABC):
         Args:
             images: (N, C, H, W) float32 in [0, 1].
         """
+
+    def labelled_pass(self, optimizer: str) -> Callable[[Tensor], Tensor] | None:
+        """Return what maps labelled images (N, C, *spatial) in [0, 1] to logits (N, L, *spatial) for a loss.
+
+        Their gradient reaches what the optimiser updates. None where it updates no network, but a policy.
+
+        Args:
+            optimizer: its name in :meth:`optimizers`.
+        """
+        network = self.updated_network(optimizer)
+        return None if network is None else partial(self._labelled_logits, network)
+
+    def updated_network(self, optimizer: str) -> Network | None:
+        """Return the network that an optimiser updates, by its name; None where it updates none."""
+        groups = self.optimizers()[optimizer].param_groups
+        updated = {id(item) for group in groups for item in group["params"]}
+        found = (
+            module
+            for module in self.modules().values()
+            if isinstance(module, Network) and any(id(item) in updated for item in module.parameters())
+        )
+        return next(found, None)
+
+    def _labelled_logits(self, network: Network, images: Tensor) -> Tensor:
+        """Return logits under the statistics of the images, as in updates; running ones stay as they are."""
+        share, rest = self._mixture
+        mixture = nullcontext() if rest is None else mixed_with(network, rest, share)
+        apart, network.apart = network.apart, False  # labels are of classes
+        try:
+            with batch_statistics(network, momentum=None), mixture:
+                return self.logits(network, images)
+        finally:
+            network.apart = apart
 
     @property
     def patch(self) -> tuple[int, ...] | None:
@@ -220,6 +260,10 @@ class TTAMethod(Execution, ABC):
         self.generator.set_state(state["generators"][0])
         self.noise_generator.set_state(state["generators"][1])
         self.steps = state["steps"]
+
+    def start_here(self) -> None:
+        """Let a reset return to the present state."""
+        self._initial = self.state_dict()
 
     def reset(self) -> None:
         """Return to the source model: weights, buffers, optimisers, memories and generators."""

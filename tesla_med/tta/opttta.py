@@ -17,7 +17,8 @@ of the kept sub-policies, warped back. The network itself is frozen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -186,6 +187,15 @@ class OptTTA(TTAMethod):
         norm = nuclear_norm(logits.softmax(dim=1), seen)
         total = p.entropy_weight * entropy + p.norm_weight * distance - 0.5 * p.nuclear_weight * norm
         return torch.stack([total, entropy, distance, norm])
+
+    def labelled_pass(self, optimizer: str) -> Callable[[Tensor], Tensor]:
+        """Return what maps labelled images to logits through a view of a sub-policy, warped back."""
+        return partial(self._labelled_view, int(optimizer.removeprefix("policy_")))
+
+    def _labelled_view(self, index: int, images: Tensor) -> Tensor:
+        draw = draw_views(len(images), self.generator, self.context.device)
+        view = apply_draw(images, self._policy(index), draw)
+        return warp.from_view(self.logits(self.model, view.images), view.theta)
 
     def _policy(self, index: int) -> SubPolicy:
         policy = self.policies[index]

@@ -1,0 +1,149 @@
+"""A supervised term on corrected cases, beside the unsupervised loss of whatever method learns.
+
+A method never sees labels. Just before an optimiser of its takes a step, the gradient of the supervised loss
+on a few labelled slices is added to the gradient that the method has computed, so that the step goes down
+
+    objective of the method  +  weight * (cross-entropy + soft Dice on labelled slices).
+
+The slices are drawn by the method's own generator. What a step depends on is therefore part of the method's
+state: a reset is exact, and a run that is resumed draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tesla_med import losses
+from tesla_med.config.models import CorrectionsConfig
+from tesla_med.errors import ConfigError
+from tesla_med.models.base import Network
+from tesla_med.tta.base import Scalars, TTAMethod
+
+WITH_FOREGROUND = 2 / 3
+"""Share of the slices drawn that hold foreground, on average."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The slices of one corrected case, on the model's grid.
+
+    Attributes:
+        images: (N, C, *spatial) float32 in [0, 1].
+        labels: (N, *spatial) int64 class indices.
+        fill: (N, *spatial) bool, pixels that hold no measurement; None for nowhere.
+    """
+
+    images: Tensor
+    labels: Tensor
+    fill: Tensor | None = None
+
+
+class Supervision:
+    """The labelled slices of a run, which take part in every update of its method.
+
+    Args:
+        method: that learns; its optimisers are watched from now on.
+        labelled: slices of each corrected case, one entry or more.
+        config: weight of the term, and slices for each update.
+
+    Raises:
+        ConfigError: the method does not learn.
+    """
+
+    def __init__(self, method: TTAMethod, labelled: Sequence[Labelled], config: CorrectionsConfig) -> None:
+        self.method, self.config = method, config
+        self._losses: list[Tensor] = []
+        self._groups = _by_shape(labelled)
+        passes = {item: method.labelled_pass(name) for name, item in method.optimizers().items()}
+        learning = {item: found for item, found in passes.items() if found is not None}
+        if not learning:
+            raise ConfigError(
+                f"--corrections: method {method.name!r} does not learn, so labelled slices cannot take part; "
+                "leave the option out, or choose a method that learns, such as tesla"
+            )
+        for optimizer, labelled_pass in learning.items():
+            optimizer.register_step_pre_hook(partial(self._add, labelled_pass))
+        self._teach(list(learning), config.first_updates)
+
+    def _teach(self, optimizers: Sequence[torch.optim.Optimizer], updates: int) -> None:
+        """Take supervised steps, and let the method start from where they lead whenever it starts afresh.
+
+        What follows the network that learns, such as a teacher, starts where it does; the optimisers and
+        generators start as if nothing had been.
+        """
+        if not updates:
+            return
+        method, before = self.method, self.method.state_dict()
+        for _ in range(updates):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+                optimizer.step()  # of the gradient that :meth:`_add` adds
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for network in filter(None, map(method.updated_network, method.optimizers())):
+            for other in method.modules().values():
+                if isinstance(other, Network) and other is not network:
+                    other.load_state_dict(network.state_dict())
+        kept = {key: before[key] for key in ("optimizers", "generators")}
+        method.load_state_dict(method.state_dict() | kept)
+        method.start_here()
+        self._losses.clear()
+
+    def scalars(self) -> Scalars:
+        """Return the mean supervised loss of the steps since the last call, for the record."""
+        found, self._losses = self._losses, []
+        return {"loss/corrections": torch.stack(found).mean()} if found else {}
+
+    def _add(self, labelled_pass: Callable[[Tensor], Tensor], *_: Any) -> None:
+        """Add the weighted gradient of the supervised loss to what an optimiser is about to descend."""
+        images, labels, fill = self._drawn()
+        with torch.enable_grad():
+            loss = losses.supervised(labelled_pass(images), labels, fill)
+            (self.config.weight * loss).backward()  # type: ignore[no-untyped-call]
+        self._losses.append(loss.detach())
+
+    def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images, labels and fill of a mini-batch of slices of one shape, on the device.
+
+        Every case is as likely as any other, however many slices it has.
+        """
+        method, generator = self.method, self.method.generator
+        at = int(torch.randint(sum(map(len, self._groups)), (1,), generator=generator))
+        group = next(part for part, end in zip(self._groups, _ends(self._groups), strict=True) if at < end)
+        picked = []
+        for _ in range(method.at_most(self.config.batch_slices)):
+            case = group[int(torch.randint(len(group), (1,), generator=generator))]
+            wants, place = torch.rand(2, generator=generator).tolist()
+            holding = case.labels.flatten(1).any(dim=1)
+            pool = (holding if wants < WITH_FOREGROUND else ~holding).nonzero().flatten()
+            pool = pool if len(pool) else torch.arange(len(holding))
+            picked.append((case, int(pool[min(int(place * len(pool)), len(pool) - 1)])))
+        fill = torch.stack([_fill_of(case)[index] for case, index in picked])
+        images, labels = (
+            torch.stack([getattr(case, name)[index] for case, index in picked])
+            for name in ("images", "labels")
+        )
+        return method.to_device(images), method.to_device(labels), method.to_device(fill)
+
+
+def _by_shape(labelled: Sequence[Labelled]) -> list[list[Labelled]]:
+    """Return the cases in groups whose slices can be in one batch."""
+    groups: dict[torch.Size, list[Labelled]] = {}
+    for case in labelled:
+        groups.setdefault(case.images.shape[1:], []).append(case)
+    return list(groups.values())
+
+
+def _ends(groups: Sequence[Sequence[Labelled]]) -> list[int]:
+    return list(accumulate(len(group) for group in groups))
+
+
+def _fill_of(case: Labelled) -> Tensor:
+    return torch.zeros_like(case.labels, dtype=torch.bool) if case.fill is None else case.fill
