@@ -67,6 +67,8 @@ def make_place(folder, task):
     if task == "segmentation":
         small.make_volumes(folder / "nii", 2)
         weights = small.weights_with_statistics(folder)
+        (folder / "fixed").mkdir()
+        shutil.copy(folder / "nii" / "Case00_segmentation.nii.gz", folder / "fixed" / "Case00_mask.nii.gz")
         place = Place(folder, task, "prostate", (*small.SMALL, *small.FEW, *SHORT))
         site = small.site()
     else:

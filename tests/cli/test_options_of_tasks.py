@@ -81,6 +81,10 @@ def says_nothing(case):
     return case.said == "" and case.errors == ""
 
 
+def keyed(case):
+    return Path(f"{case.out}-key.csv").is_file()
+
+
 def works(case):
     return case.code == 0
 
@@ -113,6 +117,17 @@ ADAPT = {
     "--no-guard": ([], is_(setting("pipeline", "guard", "enabled"), False)),
     "--save-probs": ([], exists("probs/*.nii.gz"), ONLY_VOLUMES),
     "--save-uncertainty": ([], exists("uncertainty/*.nii.gz"), ONLY_VOLUMES),
+    "--corrections": (
+        ["fixed", "--method", "tent", "--set", "corrections.first_updates=1"],
+        lambda case: list(record(case.out)["corrections"]) == ["Case00"],
+        ONLY_VOLUMES,
+    ),
+    "--anonymise": (["--key", "{out}-key.csv"], exists("masks/case-0001_mask.nii.gz"), ONLY_VOLUMES),
+    "--key": (
+        ["{out}-key.csv", "--anonymise"],
+        keyed,
+        ONLY_VOLUMES,
+    ),
     "--resume": ([], exists("run.json")),
     "--overwrite": ([], exists("run.json")),
     "--no-lock": ([], lambda case: case.code == 0 and not Path(case.out, ".tesla-med.lock").exists()),
@@ -173,6 +188,16 @@ TABLE = {
         "--empty": (["one"], works, ONLY_VOLUMES),
         "--ignore": (["255"], works, ONLY_VOLUMES),
         "--values": (["255=1"], works, ONLY_VOLUMES),
+        "--anonymise": (
+            ["--key", "{out}-key.csv"],
+            lambda case: "case-0001" in case.said and "Case0" not in case.said,
+            ONLY_VOLUMES,
+        ),
+        "--key": (
+            ["{out}-key.csv", "--anonymise"],
+            keyed,
+            ONLY_VOLUMES,
+        ),
     },
     "compare": {
         **COMMON,

@@ -104,13 +104,11 @@ def test_an_export_is_replaced_only_when_asked(finished, tmp_path, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_file_names_the_patient_but_where_it_must(finished, tmp_path, form):
-    more = options(form, finished)
-    if EXPORTS.get(form).carries_identity:
-        with pytest.raises(ConfigError, match="--anonymise"):
-            export(finished / "run", form, out=tmp_path / "out", anonymise=True, **more)
-        return
-    result = export(finished / "run", form, out=tmp_path / "out", anonymise=True, **more)
+def test_no_file_names_the_patient(finished, tmp_path, form):
+    more, key = options(form, finished), tmp_path / "key.csv"
+    with pytest.raises(ConfigError, match="--key means nothing without --anonymise"):
+        export(finished / "run", form, out=tmp_path / "out", key=key, **more)
+    result = export(finished / "run", form, out=tmp_path / "out", anonymise=True, key=key, **more)
     for name, content in small.files_below(tmp_path / "out").items():
         for word in ("Case1", "Case2"):
             assert word not in name
@@ -118,10 +116,11 @@ def test_no_file_names_the_patient_but_where_it_must(finished, tmp_path, form):
             assert secret not in content
         if name.endswith(".json"):
             assert b'"Case1"' not in content
-    assert result.key == tmp_path / "out-key.csv"
-    with result.key.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.reader(stream))
-    assert rows == [["case", "exported as"], ["Case1", "case-0001"], ["Case2", "case-0002"]]
+    assert result.key == key
+    with key.open(encoding="utf-8", newline="") as stream:
+        rows = {row["case"]: row["pseudonym"] for row in csv.DictReader(stream)}
+    assert set(rows) == {"Case1", "Case2"}
+    assert set(rows.values()) == {"case-0001", "case-0002"}
 
 
 def test_bad_calls_are_refused_and_write_nothing(finished, tmp_path):
