@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
-import json
-import re
 import stat
 import zipfile
 
@@ -22,7 +19,6 @@ from tesla_med.actions.rollback import rollback
 from tesla_med.demo.volumes import make_case
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.exports.base import EXPORTS
-from tesla_med.io.files import sha256
 from tesla_med.io.pseudonyms import KeyFile, default_key
 from tesla_med.review.content import Content
 
@@ -130,11 +126,13 @@ def test_nothing_that_is_written_names_a_patient(made, tmp_path):
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_the_same_run_without_the_option_does_name_them(made, tmp_path):
     run(made, tmp_path / "run", anonymise=False)
     assert found_in(tmp_path / "run", {"Quimby_Zelda"})
 
 
+@pytest.mark.slow
 def test_a_segmentation_has_identifiers_of_its_own_that_stay(made, tmp_path):
     import pydicom
 
@@ -154,6 +152,7 @@ def test_a_segmentation_has_identifiers_of_its_own_that_stay(made, tmp_path):
     assert found_in(tmp_path / "a", made[2]) == []
 
 
+@pytest.mark.slow
 def test_a_case_keeps_its_pseudonym(made, tmp_path):
     key = tmp_path / "key.csv"
     first = run(made, tmp_path / "one", reports=small.BARE)
@@ -188,6 +187,7 @@ def test_a_case_keeps_its_pseudonym(made, tmp_path):
         run(made, tmp_path / "one", reports=small.BARE, anonymise=False, resume=True)
 
 
+@pytest.mark.slow
 def test_scores_of_a_run_that_was_anonymised(made, tmp_path):
     """References keep their names; the key joins them, and nothing of it is written."""
     weights = made[1]
@@ -212,6 +212,7 @@ def test_scores_of_a_run_that_was_anonymised(made, tmp_path):
     assert found_in(tmp_path / "more", PATIENTS) == []
 
 
+@pytest.mark.slow
 def test_corrections_go_with_pseudonyms(made, tmp_path):
     _, weights, _ = made
     small.make_volumes(tmp_path / "nii", 3)
@@ -285,12 +286,3 @@ def test_a_key_file_must_be_apart_and_readable(made, tmp_path):
 def test_the_key_of_a_user(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_key() == tmp_path / ".tesla-med" / "pseudonyms.csv"
-
-
-def test_hashes_are_of_content_only(made):
-    """input_sha256 of a series is of its files' bytes and names of slices; it gives no name back."""
-    folder, _, _ = made
-    digest = sha256(folder / "dicom" / PATIENTS[0])
-    assert re.fullmatch(r"[0-9a-f]{64}", digest)
-    assert digest != hashlib.sha256(PATIENTS[0].encode()).hexdigest()
-    assert json.dumps(digest)

@@ -14,7 +14,11 @@ from tesla_med.errors import ConfigError
 from tesla_med.tta import METHODS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LEARNING = [name for name in METHODS.names() if name not in ("source", "bn")]
+LEARNING = [
+    name if name in ("tent", "tesla") else pytest.param(name, marks=pytest.mark.slow)
+    for name in METHODS.names()
+    if name not in ("source", "bn")
+]
 
 
 def labelled(make_images, seed=9, size=20, fill=None):

@@ -43,7 +43,10 @@ def run(made, out, *, corrections="fixed", **options):
     return small.run(folder / "nii", weights, out, corrections=given, overrides=texts, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"reset": "site"}, {"protocol": "N-M"}], ids=str)
+OTHERS = [pytest.param(item, marks=pytest.mark.slow) for item in ({"reset": "site"}, {"protocol": "N-M"})]
+
+
+@pytest.mark.parametrize("options", [{}, *OTHERS], ids=str)
 def test_the_corrected_mask_is_kept_and_the_case_is_scored_nowhere(made, tmp_path, options):
     out = tmp_path / "out"
     reports = ("reports=[table,calibration,quality,tensorboard,html]", "guard.enabled=true")
@@ -105,6 +108,7 @@ def test_corrected_slices_change_the_other_cases_and_cards_name_them(made, tmp_p
     assert card["extra"]["corrections"] == ["Case01"]
 
 
+@pytest.mark.slow
 def test_cases_stay_independent(made, tmp_path):
     """Under reset case each case is what it is alone, labelled slices included: nothing leaks."""
     folder, weights = made
@@ -134,6 +138,7 @@ def test_other_corrections_are_not_resumed(made, tmp_path):
         run(made, out, corrections=own, overrides=("corrections.weight=2",), resume=True)
 
 
+@pytest.mark.slow
 def test_evaluating_and_rolling_back_leave_it_alone(made, tmp_path):
     from tesla_med.actions.evaluate import evaluate
     from tesla_med.actions.rollback import rollback
@@ -185,12 +190,14 @@ def test_a_mask_that_does_not_fit_is_refused_before_anything_is_written(made, tm
     refused("fixed", ConfigError, "method 'source' does not learn", method="source")
 
 
+@pytest.mark.slow
 def test_the_masks_of_a_run_are_no_corrections(made, tmp_path):
     run(made, tmp_path / "out")
     with pytest.raises(ConfigError, match="lies in the output folder of a run"):
         run(made, tmp_path / "next", corrections=tmp_path / "out" / "masks")
 
 
+@pytest.mark.slow
 def test_an_image_in_a_sub_folder_with_two_sizes(made, tmp_path):
     """Names with folders meet masks in the same folders; without a fixed size slices differ in size."""
     weights = made[1]
@@ -207,6 +214,7 @@ def test_an_image_in_a_sub_folder_with_two_sizes(made, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_preview_lists_them(made, tmp_path, capsys, monkeypatch):
     from tesla_med.cli.app import run as command
 
