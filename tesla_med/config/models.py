@@ -208,6 +208,7 @@ class CorrectionsConfig(Section):
     first_updates: int = Field(
         200, ge=0, description="updates on labelled slices alone, from which every adaptation then starts"
     )
+    first_updates_per_case: int = Field(50, ge=0, description="the most of these for each corrected case")
 
 
 class ReportConfig(Section):

@@ -12,7 +12,7 @@ state: a reset is exact, and a run that is resumed draws what it would have draw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,11 +21,17 @@ import torch
 from torch import Tensor
 
 from tesla_med import losses
+from tesla_med.augment.families import MILD
+from tesla_med.augment.randomise import randomise
 from tesla_med.config.models import CorrectionsConfig
 from tesla_med.errors import ConfigError
 from tesla_med.models.base import Network
 from tesla_med.tta.base import Scalars, TTAMethod
 
+VARIED = replace(MILD, noise=(0.0, 0.0))
+"""How labelled slices are varied; noise would come from a generator that is no part of a method's state."""
+FILL = -1
+"""Marks fill among labels."""
 WITH_FOREGROUND = 2 / 3
 """Share of the slices drawn that hold foreground, on average."""
 
@@ -70,7 +76,7 @@ class Supervision:
             )
         for optimizer, labelled_pass in learning.items():
             optimizer.register_step_pre_hook(partial(self._add, labelled_pass))
-        self._teach(list(learning), config.first_updates)
+        self._teach(list(learning), min(config.first_updates, config.first_updates_per_case * len(labelled)))
 
     def _teach(self, optimizers: Sequence[torch.optim.Optimizer], updates: int) -> None:
         """Take supervised steps, and let the method start from where they lead whenever it starts afresh.
@@ -112,7 +118,8 @@ class Supervision:
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return images, labels and fill of a mini-batch of slices of one shape, on the device.
 
-        Every case is as likely as any other, however many slices it has.
+        Every case is as likely as any other, however many slices it has. Slices are varied as patients and
+        sessions on one scanner differ, so that the few there are do not become all that is known.
         """
         method, generator = self.method, self.method.generator
         at = int(torch.randint(sum(map(len, self._groups)), (1,), generator=generator))
@@ -126,11 +133,11 @@ class Supervision:
             pool = pool if len(pool) else torch.arange(len(holding))
             picked.append((case, int(pool[min(int(place * len(pool)), len(pool) - 1)])))
         fill = torch.stack([_fill_of(case)[index] for case, index in picked])
-        images, labels = (
-            torch.stack([getattr(case, name)[index] for case, index in picked])
-            for name in ("images", "labels")
-        )
-        return method.to_device(images), method.to_device(labels), method.to_device(fill)
+        images = method.to_device(torch.stack([case.images[index] for case, index in picked]))
+        labels = torch.stack([case.labels[index] for case, index in picked])
+        marked = method.to_device(labels.masked_fill(fill, FILL))  # fill moves with the image
+        images, marked = randomise(images, marked, VARIED, generator)
+        return images, marked.clamp_min(0), marked == FILL
 
 
 def _by_shape(labelled: Sequence[Labelled]) -> list[list[Labelled]]:
