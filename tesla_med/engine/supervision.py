@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -59,6 +58,9 @@ class Supervision:
         labelled: slices of each corrected case, one entry or more.
         config: weight of the term, and slices for each update.
 
+    Attributes:
+        labelled: the slices of each corrected case.
+
     Raises:
         ConfigError: the method does not learn.
     """
@@ -66,7 +68,7 @@ class Supervision:
     def __init__(self, method: TTAMethod, labelled: Sequence[Labelled], config: CorrectionsConfig) -> None:
         self.method, self.config = method, config
         self._losses: list[Tensor] = []
-        self._groups = _by_shape(labelled)
+        self.labelled = tuple(labelled)
         passes = {item: method.labelled_pass(name) for name, item in method.optimizers().items()}
         learning = {item: found for item, found in passes.items() if found is not None}
         if not learning:
@@ -116,41 +118,23 @@ class Supervision:
         self._losses.append(loss.detach())
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and fill of a mini-batch of slices of one shape, on the device.
+        """Return images, labels and fill of a mini-batch of slices of one case, on the device.
 
-        Every case is as likely as any other, however many slices it has. Slices are varied as patients and
-        sessions on one scanner differ, so that the few there are do not become all that is known.
+        Of one, because predictions are normalised by the statistics of one case, too; every case is as likely
+        as any other. Slices are varied as patients and sessions on one scanner differ, so that the few there
+        are do not become all that is known.
         """
         method, generator = self.method, self.method.generator
-        at = int(torch.randint(sum(map(len, self._groups)), (1,), generator=generator))
-        group = next(part for part, end in zip(self._groups, _ends(self._groups), strict=True) if at < end)
-        picked = []
+        case = self.labelled[int(torch.randint(len(self.labelled), (1,), generator=generator))]
+        holding, picked = case.labels.flatten(1).any(dim=1), []
         for _ in range(method.at_most(self.config.batch_slices)):
-            case = group[int(torch.randint(len(group), (1,), generator=generator))]
             wants, place = torch.rand(2, generator=generator).tolist()
-            holding = case.labels.flatten(1).any(dim=1)
             pool = (holding if wants < WITH_FOREGROUND else ~holding).nonzero().flatten()
             pool = pool if len(pool) else torch.arange(len(holding))
-            picked.append((case, int(pool[min(int(place * len(pool)), len(pool) - 1)])))
-        fill = torch.stack([_fill_of(case)[index] for case, index in picked])
-        images = method.to_device(torch.stack([case.images[index] for case, index in picked]))
-        labels = torch.stack([case.labels[index] for case, index in picked])
-        marked = method.to_device(labels.masked_fill(fill, FILL))  # fill moves with the image
+            picked.append(int(pool[min(int(place * len(pool)), len(pool) - 1)]))
+        labels = case.labels[picked]
+        if case.fill is not None:  # it moves with the image
+            labels = labels.masked_fill(case.fill[picked], FILL)
+        images, marked = method.to_device(case.images[picked]), method.to_device(labels)
         images, marked = randomise(images, marked, VARIED, generator)
         return images, marked.clamp_min(0), marked == FILL
-
-
-def _by_shape(labelled: Sequence[Labelled]) -> list[list[Labelled]]:
-    """Return the cases in groups whose slices can be in one batch."""
-    groups: dict[torch.Size, list[Labelled]] = {}
-    for case in labelled:
-        groups.setdefault(case.images.shape[1:], []).append(case)
-    return list(groups.values())
-
-
-def _ends(groups: Sequence[Sequence[Labelled]]) -> list[int]:
-    return list(accumulate(len(group) for group in groups))
-
-
-def _fill_of(case: Labelled) -> Tensor:
-    return torch.zeros_like(case.labels, dtype=torch.bool) if case.fill is None else case.fill

@@ -130,7 +130,7 @@ def test_policies_learn_nothing_from_labels(make_tta):
     assert method.labelled_pass("policy") is None
 
 
-def test_cases_of_different_size_are_never_in_one_batch(make_tta, make_images):
+def test_a_batch_is_of_one_case_and_every_case_is_drawn(make_tta, make_images):
     method = make_tta("tent")
     cases = [labelled(make_images, size=20), labelled(make_images, size=24)]
     supervision = Supervision(method, cases, CorrectionsConfig(batch_slices=3, first_updates=0))
