@@ -2,7 +2,7 @@
 
 Example::
 
-    python benchmarks/corrections.py --device cpu --out corrections.json
+    python benchmarks/corrections.py --device cpu --seeds 3 4 5 --out corrections.json
     python benchmarks/corrections.py --device cpu --weights 0.3 1 3 --seeds 10 --out weights.json
 
 Every site is generated, no patient: a small U-Net is trained on the source site of the demo and adapted to
