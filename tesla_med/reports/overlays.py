@@ -151,7 +151,7 @@ def draw(
     from matplotlib.figure import Figure
 
     plane = layout(view.affine, view.spacing, axis)
-    top, bottom, left, right = _crop(view, plane)
+    top, bottom, left, right = crop(view, plane)
     shown = shown or panels(view)
     width, number = PANEL_INCHES, len(shown)
     breadth = number * width + (number - 1) * GAP_INCHES
@@ -190,7 +190,7 @@ def to_array(figure: Any) -> npt.NDArray[np.float32]:
     return pixels.astype(np.float32) / 255.0
 
 
-def _crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
+def crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
     """Return first and last + 1 row and column of a square in mm about the foreground."""
     shape = view.image.shape
     union = foreground(view)
