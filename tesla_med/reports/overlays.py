@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +127,6 @@ def draw(
     axis: int,
     index: int,
     classes: Sequence[LabelClass],
-    titles: Mapping[str, str] | None = None,
     shown: Mapping[str, IntArray] | None = None,
 ) -> Any:
     """Draw slice ``index`` once for each mask, outlines in the colours of the classes.
@@ -141,7 +139,6 @@ def draw(
         axis: array axis across which slices are cut.
         index: number of the slice, from 0.
         classes: the classes; value 0 is not drawn.
-        titles: text above each panel by its name, instead of the name.
         shown: masks by name, a panel each, instead of source, adapted and reference.
 
     Returns:
@@ -171,16 +168,8 @@ def draw(
         _outline(axes, plane.cut(mask, index), classes)
         axes.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         _letters(axes, plane.letters)
-        title = (titles or {}).get(name, name)
-        figure.text(start + 0.005, 1 - 0.08 / total, title, color=INK, size=10.5, va="top", weight="bold")
+        figure.text(start + 0.005, 1 - 0.08 / total, name, color=INK, size=10.5, va="top", weight="bold")
     return figure
-
-
-def to_jpeg(figure: Any) -> bytes:
-    """Return the figure as a JPEG file."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="jpeg", facecolor=BACKGROUND, pil_kwargs={"quality": 88, "subsampling": 0})
-    return stream.getvalue()
 
 
 def to_array(figure: Any) -> npt.NDArray[np.float32]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tesla_med.config.models import LabelClass
 from tesla_med.io.files import write_text
 from tesla_med.reports.drawing import data_uri
-from tesla_med.reports.overlays import Plane, choose_slices, crop, display_window, layout
+from tesla_med.reports.overlays import Plane, crop, display_window, layout
 from tesla_med.scoring.metrics import dice
 from tesla_med.types import CaseView
 
@@ -31,7 +31,7 @@ ROLES = {"source": "#ff9d2e", "adapted": "#4cc3ff", "reference": "#d8ff5a"}
 LONGEST = 512
 """Pixels of the longer side of a stored image, at most; outlines keep the grid of the case."""
 MOST_EDGES = 6000
-"""Pixel edges of a mask in a slice beyond which it is stored as a picture: speckle has no readable outline."""
+"""Pixel edges of a mask in a slice beyond which it is a picture: speckle has no readable outline."""
 QUALITY = 82
 LEVELS = 16
 RAMP = ((40, 0, 80), (190, 40, 100), (255, 160, 40), (255, 250, 170))
@@ -51,10 +51,10 @@ def draw_slices(
         indices: numbers of the slices, from 0; default: all.
 
     Returns:
-        JSON-able content: ``width`` and ``height`` of a slice in pixels, ``aspect`` of a pixel, ``crop`` (left,
-        top, width, height) about the foreground, ``letters`` (left, right, top, bottom), ``window``, ``count`` of
-        slices in the volume, ``layers``, ``used``, and ``slices``: each with ``index``, ``image``, outlines by
-        role and class, and where they exist ``entropy`` and ``dice`` by role.
+        JSON-able content: ``width`` and ``height`` of a slice in pixels, ``aspect`` of a pixel, ``crop``
+        (left, top, width, height) about the foreground, ``letters`` (left, right, top, bottom), ``window``,
+        ``count`` of slices in the volume, ``layers``, and ``slices``: each with ``index``, ``image``, outlines
+        by role and class, and where they exist ``entropy`` and ``dice`` by role.
     """
     plane = layout(view.affine, view.spacing, axis)
     low, high = display_window(view)
@@ -85,11 +85,6 @@ def draw_slices(
         "layers": [*masks, *(["entropy"] if view.entropy is not None else [])],
         "slices": slices,
     }
-
-
-def key_slices(view: CaseView, axis: int, number: int) -> list[int]:
-    """Return the numbers of the slices that stand for a case: those with the most foreground."""
-    return choose_slices(view, axis, number)
 
 
 def reset_to_source(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +147,9 @@ def _heat(entropy: npt.NDArray[np.float32]) -> str:
 
     levels = np.clip(np.nan_to_num(entropy) * (LEVELS - 1) + 0.5, 0, LEVELS - 1).astype(np.uint8)
     places = np.linspace(0, len(RAMP) - 1, LEVELS)
-    colours = np.stack([np.interp(places, range(len(RAMP)), part) for part in zip(*RAMP, strict=True)], axis=1)
+    colours = np.stack(
+        [np.interp(places, range(len(RAMP)), part) for part in zip(*RAMP, strict=True)], axis=1
+    )
     picture = _small(Image.fromarray(levels))
     picture.putpalette(colours.astype(np.uint8).ravel().tolist())
     alpha = bytes(int(230 * (level / (LEVELS - 1)) ** 0.7) for level in range(LEVELS))
@@ -189,7 +186,9 @@ def _dice_of(
         score = dice(cut["reference"] == value, hit)
         return "n/a" if score is None else f"{score:.2f}"
 
-    return {role: " / ".join(one(cut[role], item.value) for item in classes) for role in ("source", "adapted")}
+    return {
+        role: " / ".join(one(cut[role], item.value) for item in classes) for role in ("source", "adapted")
+    }
 
 
 # ------------------------------------------------------------ outlines
@@ -222,7 +221,7 @@ def _path(part: npt.NDArray[np.bool_], top: int, left: int) -> str:
         points = np.rint(2 * contour[:, ::-1]).astype(int) + (2 * left - 1, 2 * top - 1)
         steps = np.diff(points, axis=0)
         turns = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
-        kept = points[np.concatenate(([0], turns))]
+        kept = points[[0, *turns]]
         moves = " ".join(f"{across} {down}" for across, down in np.diff(kept, axis=0).tolist())
         words.append(f"M{kept[0][0]} {kept[0][1]}l{moves}z".replace(" -", "-"))
     return "".join(words)

@@ -1,4 +1,4 @@
-"""Every slice beside the page: outlines that hold exactly the mask, files that follow the records, a reader."""
+"""Every slice beside the page: outlines hold exactly the mask, files follow the records, a person reads it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,11 @@ def test_slices_are_laid_out_as_overlays_are(tmp_path, flip):
         item = content["slices"][index]
         grey = np.clip((plane.cut(view.image, index) - low) / (high - low), 0, 1) * 255
         assert np.abs(np.asarray(decoded(item["image"]), float) - grey).mean() < 8
-        for role, mask in (("source", view.source_mask), ("adapted", view.mask), ("reference", view.reference)):
+        for role, mask in (
+            ("source", view.source_mask),
+            ("adapted", view.mask),
+            ("reference", view.reference),
+        ):
             wanted = plane.cut(mask, index) == 1
             assert np.array_equal(filled(item[role]["1"], wanted.shape), wanted), role
         heat = np.asarray(decoded(item["entropy"]).convert("RGBA"))
@@ -154,7 +158,9 @@ def test_every_slice_of_every_case_lies_beside_the_page(tmp_path):
     html = write(run, [*pairs, (failed(), None), unscored(run)])
     addresses = re.findall(r'data-slices="([^"]*)"', html)
     assert len(addresses) == 4
-    files = {os.fsencode(path.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*.js")}
+    files = {
+        os.fsencode(path.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*.js")
+    }
     assert {unquote_to_bytes(address) for address in addresses} == files
     for name in names:
         content = slices.read_slices(slices.file_of(tmp_path / "report", name))
@@ -247,7 +253,12 @@ def browser():
 @pytest.fixture(scope="module")
 def opened():
     sync_api, path = browser()
-    flags = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    flags = [
+        "--no-sandbox",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=flags)
         yield chromium
@@ -272,9 +283,7 @@ def test_a_person_opens_a_case_and_switches_layers(opened, report):
     assert not [url for url in asked if url.endswith(".js")]  # nothing until a case is opened
     page.click("td.case a >> nth=1")  # the name in the table opens its slices
     page.wait_for_selector("section[data-ready='12']")
-    assert [url for url in asked if url.endswith(".js")] == [
-        (report.parent / "slices/HK/Case01.js").as_uri()
-    ]
+    assert [url for url in asked if url.endswith(".js")] == [(report.parent / "slices/HK/Case01.js").as_uri()]
     section = page.locator("section[data-ready]")
     first = section.locator("output").inner_text()
     before = section.locator(".frame").screenshot()
