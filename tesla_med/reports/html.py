@@ -206,6 +206,7 @@ class TilePage:
             unread=[item for item in results if item.status == "failed"],
             blank=[item for item in results if item.status == "blank"],
             tiles=len(results),
+            settings=_run_content.settings(run),
         )
         return page
 

@@ -53,7 +53,7 @@ def draw_slices(
     Returns:
         JSON-able content: ``width`` and ``height`` of a slice in pixels, ``aspect`` of a pixel, ``crop``
         (left, top, width, height) about the foreground, ``letters`` (left, right, top, bottom), ``window``,
-        ``count`` of slices in the volume, ``layers``, and ``slices``: each with ``index``, ``image``, outlines
+        ``count`` of slices in the volume, ``layers``, ``slices``: each with ``index``, ``image``, outlines
         by role and class, and where they exist ``entropy`` and ``dice`` by role.
     """
     plane = layout(view.affine, view.spacing, axis)
@@ -195,7 +195,7 @@ def _dice_of(
 
 
 def _outlines(mask: npt.NDArray[Any], classes: Sequence[LabelClass], role: str) -> dict[str, str]:
-    """Return the outline of every class in a slice by its value: a path of SVG in half pixels, or a picture."""
+    """Return the outline of every class in a slice by its value: a path in half pixels, or a picture."""
     found = {}
     for item in classes:
         hit = mask == item.value
@@ -218,7 +218,7 @@ def _path(part: npt.NDArray[np.bool_], top: int, left: int) -> str:
     words = []
     for contour in find_contours(part.astype(np.float32), 0.5):
         # the first pixel of the mask is at 1 in the padded mask; its middle is at half a pixel
-        points = np.rint(2 * contour[:, ::-1]).astype(int) + (2 * left - 1, 2 * top - 1)
+        points = np.rint(2 * contour[:, ::-1]).astype(int) + np.array([2 * left - 1, 2 * top - 1])
         steps = np.diff(points, axis=0)
         turns = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
         kept = points[[0, *turns]]

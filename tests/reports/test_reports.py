@@ -6,7 +6,18 @@ import re
 
 import numpy as np
 import pytest
-from made_up_runs import SPACING, case, drive, failed, probabilities, run_context, unscored
+from made_up_runs import (
+    SPACING,
+    case,
+    drive,
+    failed,
+    failed_tile,
+    probabilities,
+    run_context,
+    tile,
+    tile_context,
+    unscored,
+)
 
 from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
@@ -604,3 +615,26 @@ def test_signed_changes():
     assert _content.signed(0.0123) == "+0.012"
     assert _content.signed(-0.0123) == "−0.012"
     assert _content.signed(-0.0001) == "±0.000"
+
+
+# ---------------------------------------------------------------- page of tiles
+
+
+def test_the_page_of_tiles_has_counts_and_settings(tmp_path):
+    from dataclasses import replace
+
+    made = {"method": {"name": "tesla", "parameters": {"learning_rate": 0.00125}}, "device": "cpu"}
+    found = {"failed": {"TUM/90.png": "a result"}, "predicted": {"tumour": {"source": 3}}}
+    run = replace(tile_context(tmp_path, notes=("weights <without> a card",)), manifest=made | found)
+    pairs = [tile(run, number, shift=1 if number < 4 else 0) for number in range(12)]
+    text = text_of(page(run, [*pairs, (failed_tile(), None)]))
+    for number, item in enumerate(run.pipeline.classes):
+        before = [int(np.argmax(record.probs_source)) for record, _ in pairs]
+        ours = [int(np.argmax(record.probs)) for record, _ in pairs]
+        assert f"{item.name} {before.count(number)} {ours.count(number)}" in text
+    settings = text.split("Settings")[1]
+    for wanted in ("parameters.learning_rate 0.00125", "device cpu", "seed 0", "pipeline kather"):
+        assert wanted in settings
+    assert "a result" not in settings
+    assert "13 tiles, of which 1 could not be read" in text
+    assert "weights &lt;without&gt; a card" in text

@@ -1,4 +1,4 @@
-"""Every slice beside the page: outlines hold exactly the mask, files follow the records, a person reads it."""
+"""Every slice beside the page: outlines hold exactly the mask, files follow the records, a person looks."""
 
 from __future__ import annotations
 
