@@ -128,6 +128,7 @@ def draw(
     index: int,
     classes: Sequence[LabelClass],
     shown: Mapping[str, IntArray] | None = None,
+    window: tuple[float, float] | None = None,
 ) -> Any:
     """Draw slice ``index`` once for each mask, outlines in the colours of the classes.
 
@@ -140,6 +141,7 @@ def draw(
         index: number of the slice, from 0.
         classes: the classes; value 0 is not drawn.
         shown: masks by name, a panel each, instead of source, adapted and reference.
+        window: intensities shown black and white, instead of those of the case.
 
     Returns:
         A matplotlib figure with an Agg canvas.
@@ -156,7 +158,7 @@ def draw(
     total = height + TITLE_INCHES
     figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
-    low, high = display_window(view)
+    low, high = window or display_window(view)
     for number, (name, mask) in enumerate(shown.items()):
         start = number * (width + GAP_INCHES) / breadth
         axes = figure.add_axes((start, 0, width / breadth, height / total))

@@ -277,14 +277,15 @@ def test_tensorboard_holds_scores_losses_and_overlays(tmp_path):
     found = events(tmp_path / "tensorboard")
     scalars = set(found.Tags()["scalars"])
     assert {"dice/prostate", "dice/mean", "dice_source/prostate", "site_mean/dice_adapted"} <= scalars
-    assert {"loss/total", "policy/magnitude/gamma", "volume_ml/prostate", "entropy/adapted"} <= scalars
+    assert {"loss/total", "volume_ml/prostate", "entropy/adapted"} <= scalars
+    assert not [tag for tag in scalars if tag.startswith("policy/")]
     dice = found.Scalars("dice/prostate")
     assert [event.step for event in dice] == [0, 2]
     assert dice[0].value == pytest.approx(pairs[0][0].mean_dice)
     running = (pairs[0][0].mean_dice + pairs[2][0].mean_dice) / 2
     assert found.Scalars("site_mean/dice_adapted")[-1].value == pytest.approx(running)
     assert [round(event.value, 4) for event in found.Scalars("loss/total")] == [1.0, 0.5, 0.3333]
-    assert found.Tags()["images"] == ["overlay/HK/Case01", "all_cases/dice"]
+    assert found.Tags()["images"] == ["overlay/HK/Case01", "all_cases/dice", "policy/heat_map"]
     (text,) = found.Tensors("overlay/HK/Case01/text_summary")
     assert b"display window" in text.tensor_proto.string_val[0]
     assert b"source | adapted | reference" in text.tensor_proto.string_val[0]
