@@ -14,6 +14,8 @@ PARAMETERS = ("learning_rate", "updates_per_case", "batch_slices", "epochs")
 """Parameters of methods that the table shows, where the method has them."""
 TEXTS = ("site", "pipeline", "method", "protocol", "reset", "guard", "scaling", "weights", "device")
 NUMBERS = ("seed", *PARAMETERS)
+FIRST = ("method", "protocol", "scaling", "seed", "site")
+"""What TensorBoard shows first, before the other columns in the order of their names."""
 CASE_FIGURES = {
     "site_mean/dice_source": "mean Dice, source",
     "site_mean/dice_adapted": "mean Dice, adapted",
@@ -60,7 +62,8 @@ def started(run: RunContext) -> list[Any]:
 
     kinds = dict.fromkeys(TEXTS, "DATA_TYPE_STRING") | dict.fromkeys(NUMBERS, "DATA_TYPE_FLOAT64")
     columns = [
-        api_pb2.HParamInfo(name=name, type=api_pb2.DataType.Value(kind)) for name, kind in kinds.items()
+        api_pb2.HParamInfo(name=name, type=api_pb2.DataType.Value(kind), differs=name in FIRST)
+        for name, kind in kinds.items()
     ]
     figures = TILE_FIGURES if issubclass(run.kind, TileResult) else CASE_FIGURES
     metrics = [

@@ -151,6 +151,8 @@ def told(folder):
     session = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
     assert metadata.SESSION_END_INFO_TAG in content
     columns = {item.name for item in experiment.hparam_infos}
+    first = {item.name for item in experiment.hparam_infos if item.differs}
+    assert first == {"method", "protocol", "scaling", "seed", "site"}
     settings = {name: value.string_value or value.number_value for name, value in session.hparams.items()}
     assert {*settings} <= columns
     return [item.name.tag for item in experiment.metric_infos], settings, session.group_name
