@@ -32,7 +32,7 @@ def hparams_of(run: RunContext) -> dict[str, str | float]:
     pipeline, manifest = run.pipeline, run.manifest
     scaling = str(pipeline.preprocessing.intensity)
     if pipeline.scaling.candidates:
-        scaling += f", or one of {len(pipeline.scaling.candidates)} others by case"
+        scaling = f"by case, of {1 + len(pipeline.scaling.candidates)} ({scaling} first)"
     found: dict[str, str | float] = {
         "site": run.site.id,
         "pipeline": pipeline.name,

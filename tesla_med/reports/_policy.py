@@ -96,12 +96,12 @@ class PolicyHistory:
         panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
         ends = min(self.steps) - 0.5, max(self.steps) + 0.5
         for axes, (kind, (names, table)) in zip(panels, kinds.items(), strict=True):
-            highest = 1.0 if kind == "magnitude" else max(float(np.nanmax(table)), 1e-6)
+            colours, lowest, highest, remark = _scale(kind, table)
             extent = (*ends, len(names) - 0.5, -0.5)
             options = {"aspect": "auto", "interpolation": "nearest", "extent": extent}
-            shown = axes.imshow(table, "viridis", vmin=0.0, vmax=highest, **options)
+            shown = axes.imshow(table, colours, vmin=lowest, vmax=highest, **options)
             axes.set_yticks(range(len(names)), names, fontsize=8)
-            axes.set_title(kind, fontsize=10, loc="left")
+            axes.set_title(kind + remark, fontsize=10, loc="left")
             figure.colorbar(shown, ax=axes, pad=0.01, fraction=0.03)
         panels[-1].set_xlabel("update")
         canvas = FigureCanvasAgg(figure)
@@ -124,6 +124,19 @@ class PolicyHistory:
             own = [tag for tag in every if _kind(tag) == kind]
             found[kind] = [_operation(tag) for tag in own], columns[[place[tag] for tag in own]]
         return found
+
+
+def _scale(kind: str, table: npt.NDArray[np.float32]) -> tuple[str, float, float, str]:
+    """Return colours, the values at their two ends, and what is said of them.
+
+    Magnitudes lie between 0 and 1. All else, such as probabilities, is told by how far it has moved from the
+    mean at the start, on a scale that is never narrower than a tenth of that mean to either side.
+    """
+    if kind == "magnitude":
+        return "viridis", 0.0, 1.0, ""
+    middle = float(np.nanmean(table[:, 0]))
+    reach = max(float(np.nanmax(np.abs(table - middle))), 0.1 * abs(middle), 1e-6)
+    return "coolwarm", middle - reach, middle + reach, " (grey: the mean at the start)"
 
 
 def _mean(part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

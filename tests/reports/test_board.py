@@ -14,7 +14,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from tesla_med.reports._policy import MOST_COLUMNS, VALUES, PolicyHistory
+from tesla_med.config.models import Intensity, ScalingChoice
+from tesla_med.reports._hparams import hparams_of
+from tesla_med.reports._policy import MOST_COLUMNS, VALUES, PolicyHistory, _scale
 from tesla_med.reports.tensorboard import TensorboardReport
 from tesla_med.types import Earlier
 
@@ -75,6 +77,16 @@ def test_operations_that_are_not_told_of_are_left_blank():
     assert names == ["gamma", "blur"]
     assert np.array_equal(table, [[1.0, np.nan], [np.nan, 0.5]], equal_nan=True)
     assert history.picture().shape[2] == 3
+
+
+def test_probabilities_are_told_from_those_at_the_start():
+    table = np.array([[0.2, 0.5], [0.2, 0.1]], np.float32)
+    colours, lowest, highest, remark = _scale("probability", table)
+    assert (lowest, highest) == pytest.approx((-0.1, 0.5))
+    assert "start" in remark
+    assert _scale("probability", np.full((2, 3), 0.2, np.float32))[1:3] == pytest.approx((0.18, 0.22))
+    assert _scale("magnitude", table) == ("viridis", 0.0, 1.0, "")
+    assert colours != "viridis"
 
 
 def test_one_picture_in_place_of_a_card_per_operation(tmp_path):
@@ -192,6 +204,14 @@ def test_runs_are_compared_by_settings_and_headline_figures(tmp_path):
         "batch_slices": 4.0,
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d F tesla N-O seed 3", trial)
+
+
+def test_a_scaling_that_is_chosen_by_case_is_told_apart(tmp_path):
+    run = run_context(tmp_path)
+    scaling = ScalingChoice(candidates=(Intensity(scaling="percentile"),))
+    chosen = replace(run, pipeline=run.pipeline.model_copy(update={"scaling": scaling}))
+    assert hparams_of(run)["scaling"] == "min-max"
+    assert hparams_of(chosen)["scaling"] == "by case, of 2 (min-max first)"
 
 
 def test_runs_on_tiles_are_compared_by_accuracy(tmp_path):
