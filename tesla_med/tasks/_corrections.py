@@ -76,6 +76,10 @@ class CorrectedCases(Task):
         """Return corrected masks by case; see :func:`find_corrections`."""
         return find_corrections(folder, items, self.site, self.pipeline)
 
+    def maps(self, name: str) -> frozenset[str]:
+        """Return which maps are wanted beside the mask of a case; of a corrected mask there are none."""
+        return frozenset() if name in self.corrections else self.wanted
+
     def kept(self, name: str, volume: Volume, adapted: Prediction) -> Prediction:
         """Return what is written of a case: what was adapted, or the corrected mask if there is one."""
         drawn = self.corrections.get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import ConfigError, TeslaMedError
@@ -65,6 +66,7 @@ class Masks:
     adapted: Prediction
     verdict: Verdict
     scored: scoring.Scored | None = None
+    entropy: npt.NDArray[np.float32] | None = None
 
 
 @TASKS.register("segmentation")
@@ -167,9 +169,11 @@ class Volumes(CorrectedCases):
             source = adapted = self._restore(loaded, outcome.source)
             if verdict.used != "source":
                 adapted = self._restore(loaded, outcome.probs, outcome.temperature)
-        adapted = self.kept(loaded.case.name, loaded.volume, adapted)
-        self._write(folder, loaded, source, adapted)
-        return Masks(source, adapted, verdict)
+        made = Masks(source, self.kept(loaded.case.name, loaded.volume, adapted), verdict)
+        if "uncertainty" in self.maps(loaded.case.name):
+            made.entropy = scoring.normalised_entropy(adapted.probs)
+        self._write(folder, loaded, made)
+        return made
 
     def _restore(self, loaded: Loaded, probs: Tensor, temperature: float = 1.0) -> Prediction:
         from tesla_med.engine.postprocess import keep_largest
@@ -187,16 +191,14 @@ class Volumes(CorrectedCases):
         probs[0] = 1.0
         return Prediction(probs, scoring.label_values(probs, self.pipeline))
 
-    def _write(self, folder: RunFolder, loaded: Loaded, source: Prediction, adapted: Prediction) -> None:
+    def _write(self, folder: RunFolder, loaded: Loaded, made: Masks) -> None:
         """Write all files of the case or none; the mask gets its name last."""
-        name, volume = loaded.case.name, loaded.volume
+        name, volume, source, adapted = loaded.case.name, loaded.volume, made.source, made.adapted
         paths = folder.source_mask(name), folder.probs(name), folder.uncertainty(name), folder.mask(name)
         files = [(paths[0], lambda: encode_mask(paths[0], source.mask, volume))]
-        maps = () if name in self.corrections else self.wanted  # of a corrected mask there are none
-        if "probs" in maps:
+        if "probs" in self.maps(name):
             files.append((paths[1], lambda: encode_map(paths[1], adapted.probs, volume)))
-        if "uncertainty" in maps:
-            entropy = scoring.normalised_entropy(adapted.probs)
+        if (entropy := made.entropy) is not None:
             files.append((paths[2], lambda: encode_map(paths[2], entropy, volume)))
         files.append((paths[3], lambda: encode_mask(paths[3], adapted.mask, volume)))
         write_together(files)
@@ -229,6 +231,7 @@ class Volumes(CorrectedCases):
             affine=volume.affine,
             spacing=volume.spacing,
             ignored=None if finished.scored is None else finished.scored.ignored,
+            entropy=finished.entropy,
         )
 
     # ------------------------------------------------------------ resuming and going back
@@ -248,8 +251,7 @@ class Volumes(CorrectedCases):
         except (OSError, ValueError, TeslaMedError):
             return False
         maps = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
-        wanted = () if name in self.corrections else self.wanted
-        return all(path(name).is_file() for option, path in maps if option in wanted)
+        return all(path(name).is_file() for option, path in maps if option in self.maps(name))
 
     def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[CaseResult]:
         """Put the source mask in place of the adapted one, and its figures in the record."""
