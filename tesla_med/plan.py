@@ -253,6 +253,21 @@ def resolve_request(request: RunRequest) -> Resolved:
         ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
         DataError: no items found.
     """
+    site, pipeline, task = resolve_task(request)
+    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others_of(request, site)))
+
+
+def others_of(request: RunRequest, site: SiteConfig) -> list[SiteConfig]:
+    """Return the other sites of the pipeline, whose files are not this one's; none without a site."""
+    return other_sites(site) if request.site is not None else []
+
+
+def resolve_task(request: RunRequest) -> tuple[SiteConfig, PipelineConfig, Task]:
+    """Return site, pipeline and task of a request, before any file is looked for.
+
+    Raises:
+        ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
+    """
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
     site, pipeline = resolve(
@@ -267,8 +282,7 @@ def resolve_request(request: RunRequest) -> Resolved:
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
-    others = other_sites(site) if request.site is not None else []
-    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
+    return site, pipeline, task
 
 
 def open_plan(request: RunRequest, resolved: Resolved) -> Plan:

@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, str] = {
     "values": "--values",
     "export": "export",
     "review": "review",
+    "watch": "watch",
 }
 """What a task may honour, and how a user asks for it."""
 
