@@ -133,9 +133,9 @@ class History:
             try:
                 found.append(Seen.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is damaged"
                 raise OutputError(
-                    f"{path}: cannot be read ({error}); put it back, or remove it and the case is looked at "
-                    "again"
+                    f"{path}: cannot be read: {why}; put it back, or remove it and the case is looked at again"
                 ) from None
         return sorted(found, key=lambda item: (item.number, item.case))
 

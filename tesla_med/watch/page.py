@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from tesla_med import __version__
 from tesla_med.io.files import write_text
 from tesla_med.plan import NOT_A_DEVICE, Plan
-from tesla_med.reports.drawing import INK, WRONG, data_uri, png_of
 from tesla_med.watch.drift import ALPHA, Drift
 from tesla_med.watch.history import PAGE, History, Seen
 from tesla_med.watch.statistics import IN_WORDS
@@ -21,7 +19,6 @@ LATEST = 200
 """Cases in the table of the page; ``history.csv`` holds all."""
 LISTED = 50
 """Files that are not used, at most."""
-DOT = "#c2500a"
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def write_page(plan: Plan, history: History, watched: Path, shown: Shown) -> Pat
         rows=[(item, f"cases/{item.case}/report/report.html", history.run(item.case)) for item in latest],
         skipped=list(shown.skipped)[:LISTED],
         unlisted=max(0, len(shown.skipped) - LISTED),
-        picture=data_uri(picture(shown), "image/png") if shown.seen else None,
+        charts=charts(shown),
     )
     write_text(history.out / PAGE, text)
     return history.out / PAGE
@@ -103,31 +100,45 @@ def _when(item: Drift, seen: Sequence[Seen]) -> str:
     return f"since {first}" if item.present else f"from {first} to {last}"
 
 
-def picture(shown: Shown) -> bytes:
-    """Return the figures of all cases in the order in which they came, as a PNG file."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Chart:
+    """One figure over all cases, as the page draws it: 1000 wide, 100 high, top is high.
 
+    Attributes:
+        title: of the figure.
+        low: value at the bottom.
+        high: value at the top.
+        dots: path of SVG that makes a dot per case.
+        doubted: the same of cases on which no mask is trusted, of the predicted Dice only.
+        shaded: where the reference period ends.
+        drifted: whether it has drifted now.
+    """
+
+    title: str
+    low: float
+    high: float
+    dots: str
+    doubted: str
+    shaded: float
+    drifted: bool
+
+
+def charts(shown: Shown) -> list[Chart]:
+    """Return a chart for each figure that there is, the predicted Dice first."""
     names = [name for name, values in shown.figures.items() if any(value is not None for value in values)]
     names.sort(key=lambda name: name != "predicted_dice")
     now = {item.name for item in shown.drifts if item.present}
-    rows = -(-len(names) // 2)
-    figure = Figure(figsize=(11, 1.7 * rows), layout="constrained")
-    axes = figure.subplots(rows, 2, squeeze=False, sharex=True).ravel()
-    for axis, name in zip(axes, names, strict=False):
-        _draw(axis, name, shown, drifted=name in now)
-    for axis in axes[len(names) :]:
-        axis.set_axis_off()
-    return png_of(figure, dpi=100)
+    return [_chart(name, shown, drifted=name in now) for name in names]
 
 
-def _draw(axis: Any, name: str, shown: Shown, *, drifted: bool) -> None:
+def _chart(name: str, shown: Shown, *, drifted: bool) -> Chart:
     known = [(index, value) for index, value in enumerate(shown.figures[name]) if value is not None]
-    doubted = {item.number for item in shown.seen if not item.trusted}
-    color = [WRONG if index in doubted and name == "predicted_dice" else DOT for index, _ in known]
-    axis.scatter(*zip(*known, strict=True), s=8, c=color, linewidths=0)
-    axis.axvspan(-0.5, min(shown.periods[0], len(shown.seen)) - 0.5, color=INK, alpha=0.07, linewidth=0)
-    axis.set_title(IN_WORDS[name] + (": has drifted" if drifted else ""), fontsize=9, loc="left")
-    axis.title.set_color(WRONG if drifted else INK)
-    axis.tick_params(labelsize=8)
-    if name == "predicted_dice":
-        axis.set_ylim(0, 1)
+    values, dice = [value for _, value in known], name == "predicted_dice"
+    low, high = (0.0, 1.0) if dice else (min(values), max(values))
+    span, count = (high - low) or 1.0, max(len(shown.seen), 1)
+    dots: dict[bool, list[str]] = {False: [], True: []}
+    for index, value in known:
+        across, down = 1000 * (index + 0.5) / count, 95 - 90 * (value - low) / span
+        dots[dice and not shown.seen[index].trusted].append(f"M{across:.1f} {down:.1f}h0")
+    shaded = 1000 * min(shown.periods[0], count) / count
+    return Chart(IN_WORDS[name], low, high, "".join(dots[False]), "".join(dots[True]), shaded, drifted)

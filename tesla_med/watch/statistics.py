@@ -55,7 +55,7 @@ def _of_intensities(image: Floats) -> dict[str, float]:
     """Return the figures of intensities (I, J, K), slices along the last axis, not all equal."""
     from skimage.filters import threshold_otsu
 
-    body = image > threshold_otsu(image)
+    body = image > threshold_otsu(image.ravel())
     low, middle, high = np.percentile(image[body], (5, 50, 95))
     noise = _noise(image, body)
     return {

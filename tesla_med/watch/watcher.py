@@ -138,14 +138,14 @@ class _Watcher:
         self.changed: dict[str, str] = {}
         self.waiting: tuple[str, ...] = ()
         self.drifts: list[Drift] = []
-        self.done: list[Seen] = []
+        self._before = frozenset(self.seen)
         self.problem = ""
+        self._published: Any = None
 
     def watch(self, *, once: bool, poll: float) -> Watched:
         """Work until there is nothing left to do, or for ever."""
         stopped, settle = False, self.inbox.settle
         self._follow_drifts(say=False)
-        self._publish()
         try:
             if once:
                 self._round()
@@ -158,12 +158,13 @@ class _Watcher:
                     time.sleep(min(settle, poll) if self.waiting else poll)
         except KeyboardInterrupt:
             stopped = True
+            self.seen = {item.case: item for item in self.history.read()}
         finally:
             self.board.close()
         self._publish()
         return Watched(
             out=self.plan.out,
-            done=tuple(self.done),
+            done=tuple(item for item in self.seen.values() if item.case not in self._before),
             seen=tuple(self.seen.values()),
             aside={name: reason for name, (_, reason) in self.aside.items()},
             waiting=self.waiting,
@@ -181,6 +182,7 @@ class _Watcher:
             found = self.inbox.look(now)
         except DataError as error:  # a share that is away for a while
             self._note_problem(str(error))
+            self._publish()
             return False
         self._note_problem("")
         names = {item.case.name for item in found}
@@ -196,6 +198,7 @@ class _Watcher:
             else:
                 waiting.append(item.case.name)
         self.waiting = tuple(waiting)
+        self._publish()
         before = len(self.seen), len(self.aside)
         for item in todo:
             self._do(item)
@@ -206,7 +209,6 @@ class _Watcher:
         if text != self.problem:
             self.problem = text
             self.tell(f"Cannot look: {text}; trying again" if text else "Looking again")
-            self._publish()
 
     def _compare(self, item: Found) -> None:
         """See whether a case that is done has another image now: it is named, and not done again."""
@@ -224,7 +226,6 @@ class _Watcher:
         else:
             self.changed[name] = item.state
             self.tell(f"{name}: has changed since it was done; not done again: give a new image a new name")
-            self._publish()
 
     # ------------------------------------------------------------ one case
 
@@ -252,7 +253,6 @@ class _Watcher:
         number = 1 + max((seen.number for seen in self.seen.values()), default=-1)
         seen = seen_of(number, item.state, _now(), record, statistics)
         self._keep(seen)
-        self.done.append(seen)
         self.aside.pop(name, None)
         self.board.add(seen)
         self._follow_drifts()
@@ -300,8 +300,18 @@ class _Watcher:
                 self.tell(f"Drift: {drift_text(item, self.drift[1])}")
 
     def _publish(self) -> None:
-        """Write the table and the page."""
+        """Write the table and the page, if they say anything new."""
         seen = list(self.seen.values())
+        state = (
+            len(seen),
+            dict(self.aside),
+            self.waiting,
+            tuple(self.changed),
+            self.inbox.skipped,
+            self.problem,
+        )
+        if state == self._published:
+            return
         self.history.write_table(seen)
         shown = Shown(
             seen=seen,
@@ -315,6 +325,7 @@ class _Watcher:
             problem=self.problem,
         )
         write_page(self.plan, self.history, self.inbox.folder, shown)
+        self._published = state
 
 
 def figures_of(seen: Sequence[Seen]) -> dict[str, list[float | None]]:
