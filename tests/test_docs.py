@@ -327,12 +327,25 @@ def test_columns_and_files_are_described():
     from tesla_med.study.run import OWN
     from tesla_med.study.tables import COLUMNS
     from tesla_med.training.train import OWN_FILES
+    from tesla_med.watch import history
+    from tesla_med.watch.statistics import NAMES
 
     text = read("docs/reference/outputs.md")
     folder = RunFolder(Path())
     makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
     files = [str(make("<case>").as_posix()) for make in makers]
-    for name in (*columns(), *evaluate_columns(), *TILE_COLUMNS, *COLUMNS, *PARTS, *OWN_FILES, *OWN, *files):
+    watched = (*history.OWN, *history.COLUMNS, *NAMES)
+    for name in (
+        *columns(),
+        *evaluate_columns(),
+        *TILE_COLUMNS,
+        *COLUMNS,
+        *PARTS,
+        *OWN_FILES,
+        *OWN,
+        *files,
+        *watched,
+    ):
         assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
 
 

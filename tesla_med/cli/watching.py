@@ -30,9 +30,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: tesla-med watch incoming --site F --weights source.safetensors --out watched/F")
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(parser=path, metavar="IN", help="Folder that images are copied into.")
-    ],
+    folder: Annotated[Path, typer.Argument(parser=path, help="Folder that images are copied into.")],
     site: SiteOption = None,
     out: Annotated[
         Path | None, typer.Option(parser=path, help="Output folder. Default: runs/<site>/watch.")
