@@ -254,20 +254,12 @@ def resolve_request(request: RunRequest) -> Resolved:
         DataError: no items found.
     """
     site, pipeline, task = resolve_task(request)
-    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others_of(request, site)))
-
-
-def others_of(request: RunRequest, site: SiteConfig) -> list[SiteConfig]:
-    """Return the other sites of the pipeline, whose files are not this one's; none without a site."""
-    return other_sites(site) if request.site is not None else []
+    others = other_sites(site) if request.site is not None else []
+    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
 
 
 def resolve_task(request: RunRequest) -> tuple[SiteConfig, PipelineConfig, Task]:
-    """Return site, pipeline and task of a request, before any file is looked for.
-
-    Raises:
-        ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
-    """
+    """Return site, pipeline and task of a request before any file is looked for, or raise ConfigError."""
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
     site, pipeline = resolve(

@@ -134,9 +134,8 @@ class History:
                 found.append(Seen.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is damaged"
-                raise OutputError(
-                    f"{path}: cannot be read: {why}; put it back, or remove it and the case is looked at again"
-                ) from None
+                remedy = "put it back, or remove it and the case is looked at again"
+                raise OutputError(f"{path}: cannot be read: {why}; {remedy}") from None
         return sorted(found, key=lambda item: (item.number, item.case))
 
     def keep(self, item: Seen) -> None:

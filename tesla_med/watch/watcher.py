@@ -15,11 +15,12 @@ from typing import Any
 
 from tesla_med.adapt import run_plan
 from tesla_med.config.paths import user_path
+from tesla_med.config.resolve import other_sites
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.files import sha256_of
 from tesla_med.io.locks import output_lock
 from tesla_med.io.names import fold
-from tesla_med.plan import Plan, Resolved, RunRequest, open_plan, others_of, resolve_task
+from tesla_med.plan import Plan, Resolved, RunRequest, open_plan, resolve_task
 from tesla_med.prepare.stream import named_error
 from tesla_med.runs.folder import RUN_FILE
 from tesla_med.types import UPDATES_OF, Items, Progress
@@ -103,7 +104,7 @@ def watch_folder(
     folder = user_path(request.volumes)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; create or mount it, or give the one to watch")
-    others = others_of(request, plan.site)
+    others = other_sites(plan.site) if request.site is not None else []
     inbox = Inbox(folder, plan.site, others, plan.pipeline.channels, settle)
     with output_lock(plan.out, request.lock), _terminated_as_interrupted():
         watcher = _Watcher(plan, inbox, (reference, window), progress, tell)
