@@ -30,8 +30,9 @@ model:
     class_name: UNet
     arguments: {channels: [4, 8], strides: [2], norm: batch}
 """
-OF_VOLUMES = (*small.SMALL, *small.FEW, *small.BARE)
-OF_NNUNET = ("protocols.N-O.tesla.updates_per_case=2", "reports=[table]", "own_form=true")
+OF_VOLUMES = (*small.SMALL[2:], *small.FEW, *small.BARE)
+"""Without the size of images and network, which the card of the weights says."""
+OF_NNUNET = ("protocols.N-O.tesla.updates_per_case=2", "reports=[table]", "guard.enabled=false")
 OF_TILES = (*tile_site.SMALL, "reports=[calibration]")
 
 

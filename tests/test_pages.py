@@ -129,7 +129,8 @@ def clear(words):
     if "--out" in words:
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
     else:
-        shutil.rmtree(f"runs/F/{'tesla-N-O' if words[0] == 'adapt' else 'predict'}", ignore_errors=True)
+        default = {"adapt": "runs/F/tesla-N-O", "predict": "runs/F/predict"}.get(words[0], "comparison")
+        shutil.rmtree(default, ignore_errors=True)
 
 
 def more(words):

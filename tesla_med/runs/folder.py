@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +313,7 @@ class RunFolder:
             **manifest,
             "settings": dict(settings),
             "complete": complete,
-            "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "cases": manifest.get("cases", []),
         }
         write_json(self.out / RUN_FILE, content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tesla_med import __version__
@@ -71,7 +71,7 @@ def write_page(plan: Plan, history: History, watched: Path, shown: Shown) -> Pat
         notice=NOT_A_DEVICE,
         terms=site.terms,
         watched=watched.name,
-        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         shown=shown,
         verdicts=Counter(item.verdict for item in shown.seen),
         drifts=[(item, drift_text(item, shown.periods[1]), _when(item, shown.seen)) for item in shown.drifts],
