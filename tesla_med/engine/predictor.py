@@ -14,6 +14,7 @@ from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
+from tesla_med.engine.shares import choose_share
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Unit, Verdict
@@ -66,7 +67,7 @@ class Predictor:
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
         self.remember = remember
         self._limit: int | None = None
-        self.recalibrate = recalibrate
+        self.recalibrate, self.largest = recalibrate, largest
         self.method = method
         self.driver = driver
         self.guard: Guard | None = None
@@ -143,15 +144,18 @@ class Predictor:
         raise AssertionError("the last attempt raises")  # for the type checker
 
     def _attempt(self, images: Tensor, fill: Tensor | None) -> Outcome:
-        source = self.source.predict(images)
         if not self.method.adapts:
-            return Outcome(source, source, Verdict(0.0, ""))
+            chosen = choose_share(self.source, images, fill, largest=self.largest)
+            source = self.source.predict(images)
+            return Outcome(source, source, Verdict(0.0, "", signals=chosen))
+        source = self.source.predict(images)
         probs = self.driver.adapt_and_predict(images, fill)
         if probs is None:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
-            return Outcome(source, probs, Verdict(1.0, ""))
+            return Outcome(source, probs, Verdict(1.0, "", signals=dict(self.driver.chosen)))
         verdict = self.guard.judge(images, source, probs, fill)
+        verdict = replace(verdict, signals=verdict.signals | self.driver.chosen)
         if verdict.used == "source":
             probs = source
         elif verdict.used == "partial":
