@@ -246,20 +246,13 @@ def make_plan(request: RunRequest) -> Plan:
     return open_plan(request, resolve_request(request))
 
 
-def resolve_request(request: RunRequest) -> Resolved:
+def resolve_request(request: RunRequest, *, find: bool = True) -> Resolved:
     """Return site, pipeline, task and items of a request: whatever can be checked without torch.
 
     Raises:
         ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
-        DataError: no items found.
+        DataError: no items found; without ``find`` none are looked for.
     """
-    site, pipeline, task = resolve_task(request)
-    others = other_sites(site) if request.site is not None else []
-    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
-
-
-def resolve_task(request: RunRequest) -> tuple[SiteConfig, PipelineConfig, Task]:
-    """Return site, pipeline and task of a request before any file is looked for, or raise ConfigError."""
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
     site, pipeline = resolve(
@@ -274,7 +267,9 @@ def resolve_task(request: RunRequest) -> tuple[SiteConfig, PipelineConfig, Task]
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
-    return site, pipeline, task
+    folder, others = user_path(request.volumes), other_sites(site) if request.site is not None else []
+    items = task.find(folder, others) if find else Items(folder, (), (), ())
+    return Resolved(site, pipeline, task, items)
 
 
 def open_plan(request: RunRequest, resolved: Resolved) -> Plan:

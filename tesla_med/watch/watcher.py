@@ -20,7 +20,7 @@ from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.files import sha256_of
 from tesla_med.io.locks import output_lock
 from tesla_med.io.names import fold
-from tesla_med.plan import Plan, Resolved, RunRequest, open_plan, resolve_task
+from tesla_med.plan import Plan, RunRequest, open_plan, resolve_request
 from tesla_med.prepare.stream import named_error
 from tesla_med.runs.folder import RUN_FILE
 from tesla_med.types import UPDATES_OF, Items, Progress
@@ -113,12 +113,11 @@ def watch_folder(
 
 def _open(request: RunRequest) -> Plan:
     """Return the plan of a run without cases: the model is loaded once."""
-    site, pipeline, task = resolve_task(replace(request, reset=None))
-    task.refuse({"watch"})
-    empty = Resolved(site, pipeline, task, Items(user_path(request.volumes), (), (), ()))
-    plan = open_plan(replace(request, reset="case"), empty)
+    resolved = resolve_request(replace(request, reset=None), find=False)
+    resolved.task.refuse({"watch"})
+    plan = open_plan(replace(request, reset="case"), resolved)
     if request.out is None:
-        plan = replace(plan, out=Path("runs") / site.id / "watch")
+        plan = replace(plan, out=Path("runs") / plan.site.id / "watch")
     for text in plan.notes:
         log.info("%s", text)
     return plan
