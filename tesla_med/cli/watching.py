@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,6 +103,11 @@ def watch(
         lock=not no_lock,
         trust_code=trust_code,
     )
+
+    def tell(text: str) -> None:
+        screen.say(text)
+        sys.stdout.flush()  # a service's log shows it at once
+
     with screen.progress() as progress:
         result = watch_folder(
             request,
@@ -111,7 +117,7 @@ def watch(
             reference=reference,
             window=window,
             progress=progress,
-            tell=screen.say,
+            tell=tell,
         )
     raise typer.Exit(_shown(screen, result))
 

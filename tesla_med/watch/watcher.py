@@ -243,7 +243,8 @@ class _Watcher:
             return  # still being written: it has to settle again
         items = Items(self.plan.items.folder, (name,), (), (item.case,))
         plan = replace(self.plan, items=items, out=self.history.run(name))
-        (record,) = run_plan(plan, resume=True, progress=self._updates).results
+        result = run_plan(plan, resume=True, progress=self._updates)
+        (record,) = result.results
         if record.status == "failed":
             self._set_aside(item, record.reason)
             return
@@ -258,6 +259,8 @@ class _Watcher:
         self._follow_drifts()
         score = "" if seen.predicted_dice is None else f", predicted Dice {100 * seen.predicted_dice:.1f} %"
         self.tell(f"{name}: {seen.verdict}{score}, {seen.seconds:.0f} s")
+        for report, reason in result.reports_failed.items():
+            self.tell(f"{name}: report {report} not made: {reason}; the mask is complete")
 
     def _updates(self, stage: str, done: int, total: int) -> None:
         """Pass on progress within a case."""

@@ -20,6 +20,7 @@ import yaml
 from dicom_files import write_series
 
 from tesla_med.cli.app import run
+from tesla_med.review.content import Content
 
 QUICK = ("--once", "--settle", "0")
 SETTINGS = (*small.SMALL, *small.FEW, *small.BARE, "report.max_cases_with_overlays=0")
@@ -120,6 +121,21 @@ def test_every_case_once_as_adapt_does(place, made, capsys):
     assert 'href="cases/Case01/report/report.html"' not in place.page()  # BARE has no page of a case
     assert "3 adapted" in place.page()
     assert list((place.out / "tensorboard").glob("events.out.tfevents.*"))
+    listed = Content(place.out, place.inbox, "ann").listed()["cases"]
+    assert sorted(item["title"] for item in listed) == [f"cases/Case0{i}: Case0{i}" for i in range(3)]
+
+
+def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys):
+    from tesla_med.reports.table import TableReport
+
+    def broken(self, results):
+        raise OSError("no space")
+
+    shutil.copy(made[2][0], place.inbox)
+    monkeypatch.setattr(TableReport, "finish", broken)
+    assert place.plain() == 0
+    assert "Case00: report table not made: unexpected OSError: no space" in capsys.readouterr().out
+    assert len(place.history()) == 1
 
 
 def test_a_broken_file_is_set_aside_and_tried_again_when_it_changes(place, made, capsys):
