@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -371,3 +372,21 @@ def test_twenty_cases_in_any_order_with_two_kills(made, tmp_path, monkeypatch):
     ]
     assert [line.split(",")[0] for line in place.history()] == [str(index) for index in range(20)]
     assert not list(place.out.rglob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_the_guard_judges_every_case_as_in_adapt(place, made, tmp_path):
+    _, weights, images = made
+    guarded = ["guard.enabled=true", "report.max_cases_with_overlays=1", "reports=[table,quality,html]"]
+    for path in images[:2]:
+        shutil.copy(path, place.inbox)
+    assert place(*sets(*guarded), "--save-uncertainty") == 0
+    small.run(place.inbox, weights, tmp_path / "adapted", overrides=guarded, save_uncertainty=True)
+    assert place.masks() == adapted(tmp_path / "adapted")
+    cases = small.record(tmp_path / "adapted")["cases"]
+    rows = list(csv.DictReader((place.out / "history.csv").read_text(encoding="utf-8").splitlines()))
+    for row, case in zip(rows, cases, strict=True):
+        assert (row["case"], row["used"], row["reason"]) == (case["case"], case["used"], case["reason"])
+        assert 0 < float(row["predicted_dice"]) < 1
+        assert f'href="cases/{case["case"]}/report/report.html"' in place.page()
+    assert "predicted Dice of 2 cases, from 0 to 1" in place.page()
