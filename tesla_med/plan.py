@@ -16,6 +16,7 @@ from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, reports_of
+from tesla_med.tasks.base import Resolved as Resolved
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.types import Items, Ref, Unit
 
@@ -35,23 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
 NOT_A_DEVICE = "Not a medical device: for research use only."
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What is known of a request before torch is imported.
-
-    Attributes:
-        site: the site.
-        pipeline: the pipeline as given.
-        task: of the pipeline.
-        items: what was found.
-    """
-
-    site: SiteConfig
-    pipeline: PipelineConfig
-    task: Task
-    items: Items
 
 
 @dataclass(frozen=True)
