@@ -118,7 +118,7 @@ def _weights(folder: Path) -> None:
     for name in ("source", "elsewhere"):
         for suffix in (".safetensors", ".json"):
             shutil.copy(folder / "source" / f"source{suffix}", folder / f"{name}{suffix}")
-    make_folder(folder)
+    make_folder(folder, spacing=(3.6, 4.6, 4.6))  # that of the images: few patches
 
 
 def _others(folder: Path) -> None:
