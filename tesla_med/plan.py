@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from tesla_med.io.pseudonyms import KEY_ALONE, Pseudonyms
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, context_of, reports_of
 from tesla_med.tasks.base import Task, task_of
+from tesla_med.tasks.resolved import Resolved as Resolved
 from tesla_med.types import Items, Ref, Unit
 
 if TYPE_CHECKING:
@@ -35,27 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What is known of a request before torch is imported.
-
-    Attributes:
-        site: the site.
-        pipeline: the pipeline as given.
-        task: of the pipeline.
-        items: what was found.
-        corrections: corrected masks by case.
-        names: of cases, where they are replaced.
-    """
-
-    site: SiteConfig
-    pipeline: PipelineConfig
-    task: Task
-    items: Items
-    corrections: Mapping[str, Any]
-    names: Pseudonyms | None = None
 
 
 @dataclass(frozen=True)
@@ -218,12 +198,12 @@ def make_plan(request: RunRequest) -> Plan:
     return open_plan(request, resolve_request(request))
 
 
-def resolve_request(request: RunRequest) -> Resolved:
+def resolve_request(request: RunRequest, *, find: bool = True) -> Resolved:
     """Return site, pipeline, task and items of a request: whatever can be checked without torch.
 
     Raises:
         ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
-        DataError: no items found.
+        DataError: no items found; without ``find`` none are looked for.
     """
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
@@ -240,8 +220,8 @@ def resolve_request(request: RunRequest) -> Resolved:
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
-    others = other_sites(site) if request.site is not None else []
-    items = task.find(user_path(request.volumes), others)
+    folder, others = user_path(request.volumes), other_sites(site) if request.site is not None else []
+    items = task.find(folder, others) if find else Items(folder, (), (), ())
     drawn = {} if request.corrections is None else task.corrected(user_path(request.corrections), items)
     if request.key is not None and not request.anonymise:
         raise ConfigError(KEY_ALONE)

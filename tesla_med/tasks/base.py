@@ -47,6 +47,7 @@ OPTIONS: Mapping[str, str] = {
     "review": "review",
     "corrections": "--corrections",
     "anonymise": "--anonymise (--key)",
+    "watch": "watch",
 }
 """What a task may honour, and how a user asks for it."""
 

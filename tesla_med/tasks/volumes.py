@@ -73,20 +73,11 @@ class Masks:
 class Volumes(CorrectedCases):
     """Masks of volumes: site, case and slices of MRI."""
 
-    honours: ClassVar = frozenset(
-        ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {
-        "empty",
-        "figures",
-        "classes",
-        "ignore",
-        "values",
-        "single",
-        "export",
-        "review",
-        "corrections",
-        "anonymise",
-    }
+    honours: ClassVar = (
+        frozenset(("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback"))
+        | {"empty", "figures", "classes", "ignore", "values", "single", "export", "review", "watch"}
+        | {"corrections", "anonymise"}
+    )
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 
