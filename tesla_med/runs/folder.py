@@ -272,11 +272,7 @@ class RunFolder:
             self.remove_weights(path)
 
     def take_source(self, name: str) -> None:
-        """Put the source mask of a case in place of its own, and remove what goes with that.
-
-        Raises:
-            OutputError: a file cannot be written or removed.
-        """
+        """Put the source mask of a case in place of its own, and remove what goes with that."""
         with atomic_path(self.mask(name)) as temporary:
             shutil.copyfile(self.source_mask(name), temporary)
         for path in (self.probs(name), self.uncertainty(name)):
