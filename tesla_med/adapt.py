@@ -14,6 +14,7 @@ from pathlib import Path
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import NOT_FINITE
+from tesla_med.engine.stages import stage
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
@@ -135,8 +136,7 @@ class _Run:
         if saved is not None:
             self.driver.load_state_dict(saved.cursor["driver"])
             self.method.load_state_dict(saved.state | {"generators": saved.cursor["generators"]})
-        todo = self.ledger.todo
-        for ref in todo:
+        for ref in (todo := self.ledger.todo):
             self.task.discard(self.folder, ref)
         if not self.independent and not self.ledger.whole:
             self.folder.discard("adapted")
@@ -154,11 +154,11 @@ class _Run:
         if not self.driver.case_by_case and not ledger.whole:
             site = SiteImages(plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead)
             self.driver.adapt_to_site(site, self.progress, start=ledger.passes, on_pass=self._pass_done)
-        self.progress(stage := f"{task.item}s", ledger.items_done, total := len(plan.items.names))
+        self.progress(items := f"{task.item}s", ledger.items_done, total := len(plan.items.names))
         for loaded in read_ahead(todo, task.load, task.ahead):
             self.driver.begin(loaded.ref.name, self.progress)
             self._do(loaded)
-            self.progress(stage, ledger.items_done, total)
+            self.progress(items, ledger.items_done, total)
         if not self.independent and not ledger.whole and ledger.used - {"source"}:
             self._save(self.folder.checkpoint("adapted"), "adapted")
 
@@ -204,7 +204,7 @@ class _Run:
             predict["batch_slices"] = method.params.batch_slices
         seen = list(self.ledger.records) if images is None else [name]
         share = 1.0 if verdict is None else verdict.share
-        with self.predict.deployed(images, verdict) as network:
+        with stage("weights"), self.predict.deployed(images, verdict) as network:
             chain = self.plan.chain(self.folder, unit)
             chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
 

@@ -14,6 +14,7 @@ from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
+from tesla_med.engine.stages import stage
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Unit, Verdict
@@ -75,7 +76,8 @@ class Predictor:
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""
-        return unit if self._choose is None else self._choose(unit)
+        with stage("scaling"):
+            return unit if self._choose is None else self._choose(unit)
 
     def passes(self, slices: int) -> float:
         """Return the single-slice forward passes for ``slices`` slices, without those of updates."""
@@ -143,7 +145,8 @@ class Predictor:
         raise AssertionError("the last attempt raises")  # for the type checker
 
     def _attempt(self, images: Tensor, fill: Tensor | None) -> Outcome:
-        source = self.source.predict(images)
+        with stage("predict"):
+            source = self.source.predict(images)
         if not self.method.adapts:
             return Outcome(source, source, Verdict(0.0, ""))
         probs = self.driver.adapt_and_predict(images, fill)
@@ -151,11 +154,12 @@ class Predictor:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
             return Outcome(source, probs, Verdict(1.0, ""))
-        verdict = self.guard.judge(images, source, probs, fill)
-        if verdict.used == "source":
-            probs = source
-        elif verdict.used == "partial":
-            probs = self.guard.probabilities(images, verdict)
+        with stage("guard"):
+            verdict = self.guard.judge(images, source, probs, fill)
+            if verdict.used == "source":
+                probs = source
+            elif verdict.used == "partial":
+                probs = self.guard.probabilities(images, verdict)
         return Outcome(source, probs, verdict)
 
     @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.engine.stages import stage
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
@@ -211,7 +212,8 @@ class Reports:
 
     def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
         """Tell every report of the items of one unit."""
-        self._tell(lambda report: report.unit(records, view))
+        with stage("report"):
+            self._tell(lambda report: report.unit(records, view))
 
     def earlier(self, records: Sequence[Any], view: Callable[[], CaseView | None]) -> None:
         """Tell every report of a unit of an earlier attempt; its arrays are read where one of them draws."""
@@ -227,7 +229,8 @@ class Reports:
 
         for done, name in enumerate(list(self._all)):
             progress("reports", done, total)
-            self._try(name, write)
+            with stage("report"):
+                self._try(name, write)
         progress("reports", total, total)
         return files
 

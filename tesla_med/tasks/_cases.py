@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
 from tesla_med.errors import TeslaMedError
+from tesla_med.io.files import atomic_path, sha256_of
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
@@ -30,8 +32,10 @@ from tesla_med.scoring.score import (
     counted_where,
     incomplete,
     mean_entropies,
+    of_source,
     parted,
 )
+from tesla_med.tasks.base import ROLLED_BACK
 from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
 
 if TYPE_CHECKING:
@@ -210,3 +214,34 @@ def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: 
     elif missing := incomplete(case, site):
         problems.append(missing)
     return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
+
+
+def is_intact(folder: RunFolder, case: Case, record: CaseResult, wanted: Collection[str]) -> bool:
+    """Whether the image of a case is still the one of the record, and its files can be read."""
+    try:
+        if record.input_sha256 != sha256_of(case.files):
+            return False
+        read_mask(folder.mask(case.name))
+        read_mask(folder.source_mask(case.name))
+    except (OSError, ValueError, TeslaMedError):
+        return False
+    paths = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
+    return all(path(case.name).is_file() for option, path in paths if option in wanted)
+
+
+def undone(folder: RunFolder, record: CaseResult, where: str) -> CaseResult:
+    """Put the source mask of a case in place of the adapted one, and its figures in the record.
+
+    Args:
+        folder: of the run.
+        record: of the case.
+        where: what was gone back to, in words.
+    """
+    if record.status == "failed" or record.used == "source":
+        return record
+    with atomic_path(folder.mask(record.case)) as temporary:
+        shutil.copyfile(folder.source_mask(record.case), temporary)
+    for path in (folder.probs(record.case), folder.uncertainty(record.case)):
+        folder.remove(path)
+    folder.remove_weights(folder.checkpoint(record.case))
+    return of_source(record, f"{ROLLED_BACK} {where}")

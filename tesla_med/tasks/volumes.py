@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.engine.stages import stage
+from tesla_med.errors import ConfigError
 from tesla_med.io.cases import find_cases
-from tesla_med.io.files import atomic_path, sha256_of, write_together
+from tesla_med.io.files import sha256_of, write_together
 from tesla_med.io.references import read_region_mask
-from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
+from tesla_med.io.volumes import encode_map, encode_mask, read_case
 from tesla_med.prepare.acquisition import acquisition_of, differences
 from tesla_med.prepare.preprocessors import is_foreign, preprocessor_of
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
-from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
+from tesla_med.tasks.base import TASKS, Task
 from tesla_med.types import (
     Case,
     CaseView,
@@ -106,16 +106,18 @@ class Volumes(Task):
             GeometryError: its grid cannot be used.
         """
         case: Case = ref.content
-        digest = sha256_of(case.files)
-        volume = read_case(case, self.site)
+        with stage("read"):
+            digest = sha256_of(case.files)
+            volume = read_case(case, self.site)
         seen = acquisition_of(volume, self.site.region, self.pipeline.preprocessing.orientation)
         volume.notes += differences(seen, self.trained)
         prepared, scalings = None, {}
         if not volume.blank:
             needed = self.site.region.kind == "mask" and case.region_mask is not None
             region = read_region_mask(case, volume) if needed else None
-            prepared = self.preprocessor(volume, region)
-            scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
+            with stage("prepare"):
+                prepared = self.preprocessor(volume, region)
+                scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
         notes = tuple(dict.fromkeys([*volume.notes, *(prepared.notes if prepared is not None else [])]))
         images, fill = (None, None) if prepared is None else (prepared.images, prepared.hidden)
         content = Loaded(case, volume, prepared)
@@ -151,10 +153,12 @@ class Volumes(Task):
             verdict = CONSTANT
         else:
             verdict = outcome.verdict
-            source = adapted = self._restore(loaded, outcome.source)
-            if verdict.used != "source":
-                adapted = self._restore(loaded, outcome.probs, outcome.temperature)
-        self._write(folder, loaded, source, adapted)
+            with stage("restore"):
+                source = adapted = self._restore(loaded, outcome.source)
+                if verdict.used != "source":
+                    adapted = self._restore(loaded, outcome.probs, outcome.temperature)
+        with stage("write"):
+            self._write(folder, loaded, source, adapted)
         return Masks(source, adapted, verdict)
 
     def _restore(self, loaded: Loaded, probs: Tensor, temperature: float = 1.0) -> Prediction:
@@ -195,7 +199,8 @@ class Volumes(Task):
         loaded: Loaded = unit.content
         source, adapted = finished.source, finished.adapted
         about = loaded.case, loaded.volume, source, adapted, self.site, self.pipeline
-        scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
+        with stage("score"):
+            scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
         finished.scored = scored
         return [record_of(unit, finished, scored, self.site, self.pipeline)]
 
@@ -226,28 +231,15 @@ class Volumes(Task):
 
     def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
         """Whether the image is still the one of the record, and the case's files can be read."""
-        name, (record,) = ref.name, records
-        try:
-            if record.input_sha256 != sha256_of(ref.content.files):
-                return False
-            read_mask(folder.mask(name))
-            read_mask(folder.source_mask(name))
-        except (OSError, ValueError, TeslaMedError):
-            return False
-        wanted = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
-        return all(path(name).is_file() for option, path in wanted if option in self.wanted)
+        from tesla_med.tasks._cases import is_intact
+
+        return is_intact(folder, ref.content, records[0], self.wanted)
 
     def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[CaseResult]:
         """Put the source mask in place of the adapted one, and its figures in the record."""
-        record: CaseResult = records[0]
-        if record.status == "failed" or record.used == "source":
-            return [record]
-        with atomic_path(folder.mask(record.case)) as temporary:
-            shutil.copyfile(folder.source_mask(record.case), temporary)
-        for path in (folder.probs(record.case), folder.uncertainty(record.case)):
-            folder.remove(path)
-        folder.remove_weights(folder.checkpoint(record.case))
-        return [scoring.of_source(record, f"{ROLLED_BACK} {where}")]
+        from tesla_med.tasks._cases import undone
+
+        return [undone(folder, records[0], where)]
 
     def notes(self) -> tuple[str, ...]:
         """Return where region and slices come from, and what a nominal voxel size means."""
