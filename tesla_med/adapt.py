@@ -5,11 +5,11 @@ Methods see images only. A result is final before its reference is read (``Task.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
@@ -18,14 +18,12 @@ from tesla_med.engine.stages import stage
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
-from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
+from tesla_med.prepare.stream import Behind, SiteImages, Told, read_ahead
 from tesla_med.records import SiteResult
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
-from tesla_med.scoring.text import some_of
-from tesla_med.types import Carry, Failure, Progress, Ref, Unit, Verdict
-
-log = logging.getLogger(__name__)
+from tesla_med.runs.weights import no_weights
+from tesla_med.types import Carry, Failure, Progress, Ref, Unit
 
 
 def adapt_site(
@@ -109,8 +107,7 @@ def run_plan(
     run = _Run(plan, folder, progress or (lambda *_: None))
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    inputs = plan.items.folder, plan.weights
-    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
+    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=plan.inputs)
     with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
         result = run.execute(resume)
@@ -124,7 +121,7 @@ class _Run:
 
     def __init__(self, plan: Plan, folder: RunFolder, progress: Progress) -> None:
         self.plan, self.folder, self.progress, self.task = plan, folder, progress, plan.task
-        self.reports = Reports()
+        self.reports, self.tell = Reports(), Told(self.progress, f"{plan.task.item}s", len(plan.items.names))
         self.predict = plan.make_predictor(self.reports.step)
         self.method, self.driver = self.predict.method, self.predict.driver
         self.independent = plan.reset == "case" or not self.method.adapts
@@ -154,67 +151,70 @@ class _Run:
         if not self.driver.case_by_case and not ledger.whole:
             site = SiteImages(plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead)
             self.driver.adapt_to_site(site, self.progress, start=ledger.passes, on_pass=self._pass_done)
-        self.progress(items := f"{task.item}s", ledger.items_done, total := len(plan.items.names))
-        for loaded in read_ahead(todo, task.load, task.ahead):
-            self.driver.begin(loaded.ref.name, self.progress)
-            self._do(loaded)
-            self.progress(items, ledger.items_done, total)
+        self.tell.items(ledger.items_done)
+        with Behind() as behind:
+            for loaded in read_ahead(todo, task.load, task.ahead):
+                self.driver.begin(loaded.ref.name, self.tell)
+                next(unit := self._do(loaded))
+                behind(unit)
         if not self.independent and not ledger.whole and ledger.used - {"source"}:
-            self._save(self.folder.checkpoint("adapted"), "adapted")
+            self._weights(self.folder.checkpoint("adapted"), "adapted")()
 
     def _pass_done(self, passes: int) -> None:
         self.ledger.passes = passes
-        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=True, now=True)
+        self.reports.steps(self.reports.held())
+        self.ledger.keep_state(self.ledger.due(self.method.state_dict, now=True), self.driver.state_dict())
 
-    def _do(self, loaded: Unit | Failure) -> None:
-        """Do one unit; whatever is wrong with it, the others go on."""
-        start, ref, view = time.perf_counter(), loaded.ref, None
+    def _do(self, loaded: Unit | Failure) -> Iterator[None]:
+        """Do one unit, whatever is wrong with it; after the yield no network and no device is needed."""
+        start, ref, view, outcome, failed = time.perf_counter(), loaded.ref, None, None, None
+        moving, save, link = self.driver.case_by_case, no_weights, no_weights
         try:
             if isinstance(loaded, Failure):
                 raise loaded.error
             loaded = self.predict.scaled(loaded)
             outcome = None if loaded.images is None else self.predict(loaded.images, loaded.fill)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
-                self._save(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
-            finished = self.task.finish(self.folder, loaded, outcome)
-            records = self.task.score(loaded, finished)
-            view = self.task.view(loaded, finished)
+                save = self._weights(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
+        except Exception as error:
+            failed = error
+        if self.task.links and not self.independent and moving and outcome is not None:
+            link = self._weights(self.folder.after(ref.name), ref.name)
+        state = self.ledger.due(self.method.state_dict, changed=moving), self.driver.state_dict()
+        steps, seconds = self.reports.held(), time.perf_counter() - start
+        yield
+        start = time.perf_counter() - seconds
+        try:
+            if failed is not None:
+                raise failed
+            save()
+            finished = self.task.finish(self.folder, unit := cast("Unit", loaded), outcome)
+            records, view = self.task.score(unit, finished), self.task.view(unit, finished)
         except OutputError:
             raise
         except Exception as error:
-            reason = str(named_error(self.task.named(ref), error))
-            log.info("%s: failed", ref.name)
-            self.task.discard(self.folder, ref)
-            records = self.task.failed(ref, reason)
-        plan, seconds = self.plan, time.perf_counter() - start
-        records = [item.of_run(plan.method, plan.protocol, plan.seed, seconds) for item in records]
+            records = self.task.lost(self.folder, ref, error)
+        about = self.plan.method, self.plan.protocol, self.plan.seed, time.perf_counter() - start
+        records = [item.of_run(*about) for item in records]
         self.ledger.done(ref.name, records, loaded.sha256 if isinstance(loaded, Unit) else "")
-        moving = self.driver.case_by_case
-        moved = any(item.status not in ("failed", "collapsed", "blank") for item in records)
-        if self.task.links and not self.independent and moving and moved:
-            self._save(self.folder.after(ref.name), ref.name)
-        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=moving)
-        self.reports.unit(records, view)
+        if any(item.status not in ("failed", "collapsed", "blank") for item in records):
+            link()
+        self.ledger.keep_state(*state)
+        self.reports.unit(records, view, steps)
+        self.tell.later(self.ledger.items_done)
 
-    def _save(self, path: Path, name: str, unit: Unit | None = None, verdict: Verdict | None = None) -> None:
-        """Save the network that made the results, of one unit or as it is now."""
-        images = None if unit is None else unit.images
-        method, predict = self.method, self.method.deployed_params(images)
-        if predict and not self.task.joins:  # a batch's own statistics: batches must be as large
-            predict["batch_slices"] = method.params.batch_slices
-        seen = list(self.ledger.records) if images is None else [name]
-        share = 1.0 if verdict is None else verdict.share
-        with stage("weights"), self.predict.deployed(images, verdict) as network:
-            chain = self.plan.chain(self.folder, unit)
-            chain.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
+    def _weights(self, path: Path, name: str, *of: Any) -> Callable[[], None]:
+        """Copy the network that made the results, of one unit or as it is now; return what writes it."""
+        chain = self.plan.chain(self.folder, *of[:1])
+        with stage("weights"):
+            return chain.copied(self.predict, path, name, self.ledger.records, *of, joins=self.task.joins)
 
     def _finish(self) -> SiteResult:
-        plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
-        units, diverged = len(plan.refs), self.ledger.count(lambda item: NOT_FINITE in item.reason)
-        notes = plan.notes + some_of(NOT_FINITE, diverged, units, task.unit)
-        files, broken = self.reports.finish(results, self.progress), self.reports.failed
-        said = {"notes": list(notes), "reports_failed": broken, **task.account(plan.items, results)}
-        self.folder.write_manifest(plan.settings(), plan.manifest() | said, complete=True)
+        plan, results = self.plan, self.ledger.results(self.plan.items.names)
+        files = self.reports.finish(results, self.tell)
+        diverged = self.ledger.count(lambda item: NOT_FINITE in item.reason)
+        found = plan.result(results, files, self.reports.failed, diverged)
+        said = {"notes": list(found.notes), "reports_failed": found.reports_failed}
+        self.folder.write_manifest(plan.settings(), plan.manifest(results) | said, complete=True)
         self.folder.states.clear()
-        outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
-        return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))
+        return found

@@ -14,8 +14,10 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest as RunRequest
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
+from tesla_med.records import SiteResult
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, reports_of
+from tesla_med.scoring.text import some_of
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.types import Items, Ref, Unit
 
@@ -103,6 +105,11 @@ class Plan:
         return self.task.pipeline
 
     @property
+    def inputs(self) -> tuple[Path, Path]:
+        """Files and folders that are read."""
+        return self.items.folder, self.weights
+
+    @property
     def seed(self) -> int:
         """Of every generator."""
         return self.request.seed
@@ -152,6 +159,7 @@ class Plan:
         of = self.pipeline
         options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(self.card)}
         options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
+        options["classes"] = len(of.classes)
         return Predictor(source, method, driver, of.guard, **options)
 
     def chain(self, folder: RunFolder, unit: Unit | None = None) -> Chain:
@@ -189,6 +197,17 @@ class Plan:
             counts=self.task.counts,
         )
 
+    def result(
+        self, results: Sequence[Any], files: Sequence[Path], broken: dict[str, str], diverged: int
+    ) -> SiteResult:
+        """Return the outcome of a run in ``diverged`` of whose units adaptation gave no finite values."""
+        from tesla_med.engine.predictor import NOT_FINITE
+
+        units, task = len(self.refs), self.task
+        notes = self.notes + some_of(NOT_FINITE, diverged, units, task.unit)
+        outcome = self.out, tuple(results), tuple(files), self.items.skipped, notes
+        return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))
+
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
         params = self.pipeline.method_params(name, self.protocol)
@@ -216,8 +235,8 @@ class Plan:
             **self.task.settings(self.items),
         }
 
-    def manifest(self) -> dict[str, Any]:
-        """Return what a reader needs to judge and repeat the run."""
+    def manifest(self, results: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return what a reader needs to judge and repeat the run, and what became of its items."""
         from tesla_med.models.base import device_name
         from tesla_med.models.checkpoint import versions
         from tesla_med.tta.base import METHODS
@@ -237,7 +256,7 @@ class Plan:
             "protocol": self.protocol,
             "reset": self.reset,
             "notes": list(self.notes),
-            **self.task.account(self.items, ()),
+            **self.task.account(self.items, results),
         }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tesla_med.runs.folder import RunFolder
-from tesla_med.runs.state import Saved
+from tesla_med.runs.state import Saved, copied_to_host
 from tesla_med.types import Earlier, Ref
 
 Intact = Callable[[Ref, Sequence[Any], str], bool]
@@ -96,29 +96,35 @@ class Ledger:
         self.folder.keep(name, records, digest)
         self.records[name] = records
 
-    def keep_state(
-        self,
-        state: Callable[[], Mapping[str, Any]],
-        driver: Mapping[str, Any],
-        *,
-        changed: bool,
-        now: bool = False,
-    ) -> None:
-        """Keep what going on from here needs, unless that was done a moment ago.
+    def due(
+        self, state: Callable[[], Mapping[str, Any]], *, changed: bool = True, now: bool = False
+    ) -> dict[str, Any] | None:
+        """Return what is to be kept of the method's state, on the CPU; None where that was done a moment ago.
 
         Args:
             state: gives the method's state.
-            driver: the driver's.
-            changed: the method is not what it was last time.
+            changed: the method is not what it was last time; else its generators alone are kept.
             now: whenever the last time was.
         """
         if self.independent or not (now or time.monotonic() - self._saved_at >= self.keep_every):
-            return
-        content = dict(state())
-        cursor = {"done": list(self.records), "passes": self.passes, "driver": dict(driver)}
-        cursor["generators"] = content["generators"]
-        self.folder.states.save(cursor, content if changed else None)
+            return None
         self._saved_at = time.monotonic()
+        content = dict(state())
+        kept: dict[str, Any] = copied_to_host(content if changed else {"generators": content["generators"]})
+        return kept
+
+    def keep_state(self, state: dict[str, Any] | None, driver: Mapping[str, Any]) -> None:
+        """Keep what going on from here needs.
+
+        Args:
+            state: as :meth:`due` returned it; with None nothing is kept.
+            driver: state of the driver at that time.
+        """
+        if state is None:
+            return
+        cursor = {"done": list(self.records), "passes": self.passes, "driver": dict(driver)}
+        cursor["generators"] = state["generators"]
+        self.folder.states.save(cursor, state if len(state) > 1 else None)
 
 
 @dataclass(frozen=True)

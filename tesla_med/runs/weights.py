@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import atomic_path, sha256
-from tesla_med.models.checkpoint import ModelCard, make_card, save_checkpoint
+from tesla_med.models.checkpoint import ModelCard, make_card, on_host, save_checkpoint
 from tesla_med.models.loading import write_back
 from tesla_med.runs.folder import RunFolder, their_form
+from tesla_med.types import Unit, Verdict
+
+if TYPE_CHECKING:
+    from tesla_med.engine.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,46 @@ class Chain:
     links: bool
     origin: Path | None = None
 
+    def copied(
+        self,
+        predict: Predictor,
+        path: Path,
+        name: str,
+        done: Iterable[str],
+        unit: Unit | None = None,
+        verdict: Verdict | None = None,
+        *,
+        joins: bool,
+    ) -> Callable[[], None]:
+        """Copy the network that made the results, of one unit or as it is now; return what writes it.
+
+        Args:
+            predict: what made them.
+            path: file of the weights.
+            name: unit that they are named after.
+            done: units that are done, when the weights are written.
+            unit: the one unit that they are for.
+            verdict: on it.
+            joins: whether a batch may hold images of several units.
+        """
+        images, method = None if unit is None else unit.images, predict.method
+        needed = method.deployed_params(images)
+        if needed and not joins:  # a batch's own statistics: batches must be as large
+            needed["batch_slices"] = method.params.batch_slices
+        share, updates = 1.0 if verdict is None else verdict.share, method.steps
+        with predict.deployed(images, verdict) as network:
+            state = on_host(network.state_dict())
+
+        def write() -> None:
+            seen = list(done) if images is None else [name]
+            self.save(path, state, name, seen, updates=updates, predict=needed, share=share)
+
+        return write
+
     def save(
         self,
         path: Path,
-        network: nn.Module,
+        state: Mapping[str, Tensor],
         name: str,
         seen: Sequence[str],
         *,
@@ -55,7 +95,7 @@ class Chain:
 
         Args:
             path: file of the weights.
-            network: as it is to be saved.
+            state: of the network, as it is to be saved, on the CPU.
             name: unit that they are named after.
             seen: units that they were adapted to, in order.
             updates: number of updates in all.
@@ -72,15 +112,19 @@ class Chain:
             extra["parent_sha256"] = self._parent(seen[:-1])
         sites = self.source.training_sites if self.source is not None else ()
         acquisition = self.source.acquisition if self.source is not None else None
-        save_checkpoint(path, network, make_card(self.pipeline, sites, extra, acquisition))
+        save_checkpoint(path, state, make_card(self.pipeline, sites, extra, acquisition))
         if self.origin is not None and path != self.folder.after(name):
-            write_back(self.origin, their_form(path), network.state_dict(), extra)
+            write_back(self.origin, their_form(path), state, extra)
 
     def _parent(self, earlier: Sequence[str]) -> str:
         """Return the hash of the weights after the last of the earlier units, or of the source."""
         files = [self.folder.after(name) for name in earlier]
         last = next((path for path in reversed(files) if path.is_file()), None)
         return self.source_sha256 if last is None else sha256(last)
+
+
+def no_weights() -> None:
+    """Write nothing, where there are no weights to be kept."""
 
 
 def go_back(folder: RunFolder, names: Sequence[str], kept: int) -> Path | None:

@@ -6,6 +6,7 @@ Everything but ``find``, ``load``, ``finish`` and ``score`` has a default, so th
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,12 @@ from tesla_med.runs.folder import RunFolder
 from tesla_med.types import CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
 
 if TYPE_CHECKING:
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.outcome import Outcome
     from tesla_med.prepare.acquisition import Acquisition
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.tasks.labelled import LabelledSource
 
+log = logging.getLogger(__name__)
 TASKS: Registry[type[Task]] = Registry("task", "tesla_med.tasks", "tesla_med.tasks")
 CASE_ORDER = "natural order of names, folder by folder: P1, P2, P10"
 OPTIONS: Mapping[str, str] = {
@@ -203,6 +205,15 @@ class Task(ABC):
             CaseResult(case=name, site=self.site.id, status="failed", used="source", reason=reason)
             for name in ref.items
         ]
+
+    def lost(self, folder: RunFolder, ref: Ref, error: Exception) -> list[Any]:
+        """Return the records of a unit that ended with an error, none of whose files is left."""
+        from tesla_med.prepare.stream import named_error
+
+        reason = str(named_error(self.named(ref), error))
+        log.info("%s: failed", ref.name)
+        self.discard(folder, ref)
+        return self.failed(ref, reason)
 
     def view(self, unit: Unit, finished: Any) -> CaseView | None:
         """Return what reports may draw, valid during the call only."""

@@ -29,7 +29,7 @@ from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
 from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, Unit, Used
 
 if TYPE_CHECKING:
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.outcome import Outcome
     from tesla_med.prepare.tiles import TileBatch
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.scoring.tables import TileEvaluation

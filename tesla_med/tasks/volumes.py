@@ -40,7 +40,7 @@ from tesla_med.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.outcome import Outcome
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.scoring.masks import EvaluationResult
     from tesla_med.tasks.labelled import LabelledSource
