@@ -104,10 +104,12 @@ def run_plan(
     """
     free_device_memory()
     folder = RunFolder(plan.out)
-    run = _Run(plan, folder, progress or (lambda *_: None))
+    run = Run(plan, folder, progress or (lambda *_: None), Reports())
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=plan.inputs)
+    folder.check(
+        plan.settings(), resume=resume, overwrite=overwrite, inputs=(plan.items.folder, plan.weights)
+    )
     with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
         result = run.execute(resume)
@@ -116,16 +118,15 @@ def run_plan(
     return result
 
 
-class _Run:
+class Run:
     """One run while it goes on: every unit is adapted to, judged, finished, scored and reported."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, reports: Reports) -> None:
         self.plan, self.folder, self.progress, self.task = plan, folder, progress, plan.task
-        self.reports, self.tell = Reports(), Told(self.progress, f"{plan.task.item}s", len(plan.items.names))
+        self.reports, self.tell = reports, Told(self.progress, f"{plan.task.item}s", len(plan.items.names))
         self.predict = plan.make_predictor(self.reports.step)
         self.method, self.driver = self.predict.method, self.predict.driver
-        self.independent = plan.reset == "case" or not self.method.adapts
-        self.ledger = plan.ledger(folder, independent=self.independent)
+        self.ledger = plan.ledger(folder, independent=plan.independent)
 
     def execute(self, resume: bool) -> SiteResult:
         """Do every unit that is not done, write the reports."""
@@ -133,20 +134,21 @@ class _Run:
         if saved is not None:
             self.driver.load_state_dict(saved.cursor["driver"])
             self.method.load_state_dict(saved.state | {"generators": saved.cursor["generators"]})
-        for ref in (todo := self.ledger.todo):
+        for ref in self.ledger.todo:
             self.task.discard(self.folder, ref)
-        if not self.independent and not self.ledger.whole:
+        if not self.plan.independent and not self.ledger.whole:
             self.folder.discard("adapted")
         self.folder.write_manifest(self.plan.settings(), self.plan.manifest(), complete=False)
         self.task.started(self.folder)
         context, earlier = self.plan.report_context(), self.ledger.earlier if resume else None
         with self.reports.started(self.plan.reports, context, earlier):
-            for ref, records in self.ledger.done_before:
+            for ref, records in self.ledger.taken(self.plan.elsewhere, self.reports.step):
                 self.reports.earlier(records, partial(self.task.view_again, self.folder, ref))
-            self._work(todo)
+            self.work(self.ledger.todo)
             return self._finish()
 
-    def _work(self, todo: Sequence[Ref]) -> None:
+    def work(self, todo: Sequence[Ref]) -> None:
+        """Do these units."""
         plan, task, ledger = self.plan, self.task, self.ledger
         if not self.driver.case_by_case and not ledger.whole:
             site = SiteImages(plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead)
@@ -157,7 +159,7 @@ class _Run:
                 self.driver.begin(loaded.ref.name, self.tell)
                 next(unit := self._do(loaded))
                 behind(unit)
-        if not self.independent and not ledger.whole and ledger.used - {"source"}:
+        if not self.plan.independent and not ledger.whole and ledger.used - {"source"}:
             self._weights(self.folder.checkpoint("adapted"), "adapted")()
 
     def _pass_done(self, passes: int) -> None:
@@ -178,7 +180,7 @@ class _Run:
                 save = self._weights(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
         except Exception as error:
             failed = error
-        if self.task.links and not self.independent and moving and outcome is not None:
+        if self.task.links and not self.plan.independent and moving and outcome is not None:
             link = self._weights(self.folder.after(ref.name), ref.name)
         state = self.ledger.due(self.method.state_dict, changed=moving), self.driver.state_dict()
         steps, seconds = self.reports.held(), time.perf_counter() - start

@@ -19,7 +19,7 @@ from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, reports_of
 from tesla_med.scoring.text import some_of
 from tesla_med.tasks.base import Task, task_of
-from tesla_med.types import Items, Ref, Unit
+from tesla_med.types import Elsewhere, Items, Ref, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +76,7 @@ class Plan:
         notes: remarks for the whole run.
         reports: names, in order.
         statistics: of the source features, for the Y protocols; None under N.
+        elsewhere: has units done by other processes, and yields each with its steps; None: this one does all.
     """
 
     request: RunRequest
@@ -93,6 +94,7 @@ class Plan:
     notes: tuple[str, ...]
     reports: tuple[str, ...]
     statistics: GivenStatistics | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def site(self) -> SiteConfig:
@@ -105,9 +107,11 @@ class Plan:
         return self.task.pipeline
 
     @property
-    def inputs(self) -> tuple[Path, Path]:
-        """Files and folders that are read."""
-        return self.items.folder, self.weights
+    def independent(self) -> bool:
+        """Whether no unit depends on another."""
+        from tesla_med.tta.base import METHODS
+
+        return self.reset == "case" or not METHODS.get(self.method).adapts
 
     @property
     def seed(self) -> int:

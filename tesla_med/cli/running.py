@@ -83,6 +83,14 @@ def adapt(
         bool,
         typer.Option("--no-lock", help="Do not lock the output folder; see to it that no other run uses it."),
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that share the cases, where these do not depend on each other. "
+            "Default: one per visible GPU.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cases, estimate time and memory; write nothing.")
     ] = False,
@@ -92,6 +100,7 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Adapt a model to one site; write masks on the input grid (or classes of tiles), figures and reports."""
+    from tesla_med.actions.spread import spread
     from tesla_med.adapt import run_plan
     from tesla_med.config.models import PROTOCOLS
     from tesla_med.plan import RunRequest, make_plan
@@ -123,7 +132,7 @@ def adapt(
     screen.say(f"Site {plan.site.id}: {count} in {plan.items.folder}, {not_used(plan.items.skipped)}")
     with screen.progress() as progress:
         told = announced(screen, plan, progress)
-        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=told)
+        result = run_plan(spread(plan, jobs, told), resume=resume, overwrite=overwrite, progress=told)
     raise typer.Exit(show_run(screen, result))
 
 

@@ -232,7 +232,8 @@ class Reports:
 
     def earlier(self, records: Sequence[Any], view: Callable[[], CaseView | None]) -> None:
         """Tell every report of a unit of an earlier attempt; its arrays are read where one of them draws."""
-        self.unit(records, view() if any(report.draws for report in self._all.values()) else None)
+        drawn = view() if any(report.draws for report in self._all.values()) else None
+        self.unit(records, drawn, self.held())
 
     def finish(self, results: Sequence[Any], progress: Progress = lambda *_: None) -> list[Path]:
         """Write everything, and return the files."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.state import Saved, copied_to_host
-from tesla_med.types import Earlier, Ref
+from tesla_med.types import Earlier, Elsewhere, Ref
 
 Intact = Callable[[Ref, Sequence[Any], str], bool]
 """Whether the records of a unit, with the digest of its input, still describe what is on disk."""
@@ -52,6 +52,27 @@ class Ledger:
     def done_before(self) -> list[tuple[Ref, list[Any]]]:
         """The units that are done, with their records, in the order of the run."""
         return [(ref, self.records[ref.name]) for ref in self.refs if ref.name in self.records]
+
+    def taken(
+        self, elsewhere: Elsewhere | None, on_step: Callable[[int, Mapping[str, float]], None]
+    ) -> Iterator[tuple[Ref, list[Any]]]:
+        """Yield the units that are done with their records, then those that other processes do now.
+
+        Args:
+            elsewhere: has units done; None: there are no other processes.
+            on_step: called with the updates of such a unit, numbered over the whole run.
+        """
+        yield from self.done_before
+        told = 0
+        for ref, steps in () if elsewhere is None else elsewhere(self.todo):
+            kept = self.folder.kept(ref.name, self.kind)
+            if kept is None:
+                continue
+            for _, scalars in steps:
+                on_step(told, scalars)
+                told += 1
+            self.records[ref.name] = kept[0]
+            yield ref, kept[0]
 
     @property
     def earlier(self) -> Earlier:

@@ -9,19 +9,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
-from tesla_med.errors import TeslaMedError
+from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.io.files import atomic_path, sha256_of
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
 from tesla_med.prepare.fill import find_fill
-from tesla_med.prepare.preprocessors import AnyPreprocessor
+from tesla_med.prepare.preprocessors import AnyPreprocessor, is_foreign
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
@@ -36,9 +37,10 @@ from tesla_med.scoring.score import (
     parted,
 )
 from tesla_med.tasks.base import ROLLED_BACK
-from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
+from tesla_med.types import Case, CaseView, Check, Progress, Status, Unit, Verdict
 
 if TYPE_CHECKING:
+    from tesla_med.tasks.labelled import LabelledSource
     from tesla_med.tasks.volumes import Masks
 
 READERS = 16
@@ -245,3 +247,21 @@ def undone(folder: RunFolder, record: CaseResult, where: str) -> CaseResult:
         folder.remove(path)
     folder.remove_weights(folder.checkpoint(record.case))
     return of_source(record, f"{ROLLED_BACK} {where}")
+
+
+def labelled_cases(
+    pipeline: PipelineConfig, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None
+) -> LabelledSource:
+    """Return every labelled case of the sites.
+
+    Raises:
+        ConfigError: the pipeline is that of somebody else's model.
+    """
+    from tesla_med.tasks.labelled_slices import load_labelled
+
+    if is_foreign(pipeline):
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} is of a model that was trained elsewhere: it is trained, "
+            "and its features are measured, there; here it is adapted and predicted with"
+        )
+    return load_labelled(pipeline, sites, volumes, progress)

@@ -17,7 +17,7 @@ from tesla_med.io.files import sha256_of, write_together
 from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case
 from tesla_med.prepare.acquisition import acquisition_of, differences
-from tesla_med.prepare.preprocessors import is_foreign, preprocessor_of
+from tesla_med.prepare.preprocessors import preprocessor_of
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
@@ -270,11 +270,6 @@ class Volumes(Task):
         Raises:
             ConfigError: the pipeline is that of somebody else's model.
         """
-        from tesla_med.tasks.labelled_slices import load_labelled
+        from tesla_med.tasks._cases import labelled_cases
 
-        if is_foreign(self.pipeline):
-            raise ConfigError(
-                f"pipeline {self.pipeline.name!r} is of a model that was trained elsewhere: it is trained, "
-                "and its features are measured, there; here it is adapted and predicted with"
-            )
-        return load_labelled(self.pipeline, sites, volumes, progress)
+        return labelled_cases(self.pipeline, sites, volumes, progress)
