@@ -71,8 +71,8 @@ def least_agreement(work: Path, one: int, other: int) -> float:
     """Return the smallest Dice between the masks of two runs, over cases."""
     found = []
     for path in sorted((work / f"jobs-{one}" / "masks").glob("*.nii.gz")):
-        pair = [np.asarray(read_mask(path).array) > 0]
-        pair.append(np.asarray(read_mask(work / f"jobs-{other}" / "masks" / path.name).array) > 0)
+        pair = [np.asarray(read_mask(path)[0]) > 0]
+        pair.append(np.asarray(read_mask(work / f"jobs-{other}" / "masks" / path.name)[0]) > 0)
         total = pair[0].sum() + pair[1].sum()
         found.append(2.0 * float((pair[0] & pair[1]).sum()) / total if total else 1.0)
     return min(found)
@@ -115,10 +115,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print("| processes | s per case, steady | ratio | s in all | s until the first case | least Dice |")
     print("|---|---|---|---|---|---|")
     for row in rows:
-        print(
-            f"| {row['jobs']} | {row['steady_seconds_per_case']:.3f} | {row['ratio']:.2f} | "
-            f"{row['seconds']:.1f} | {row['seconds_until_first_case']:.1f} | {row['least_dice_to_first']:.4f} |"
-        )
+        figures = row["steady_seconds_per_case"], row["ratio"], row["seconds"]
+        cells = [f"{value:.2f}" for value in (*figures, row["seconds_until_first_case"])]
+        print(f"| {row['jobs']} | {' | '.join(cells)} | {row['least_dice_to_first']:.4f} |")
     content = {
         "command": " ".join(["python", "benchmarks/many_gpus.py", *(arguments or sys.argv[1:])]),
         "device": device_name(default_device(options.device)),

@@ -103,13 +103,11 @@ def run_plan(
     starts from the state that it holds, and leaves its own there.
     """
     free_device_memory()
-    folder = RunFolder(plan.out)
-    run = Run(plan, folder, progress or (lambda *_: None), Reports())
+    run = Run(plan, folder := RunFolder(plan.out), progress or (lambda *_: None), Reports())
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    folder.check(
-        plan.settings(), resume=resume, overwrite=overwrite, inputs=(plan.items.folder, plan.weights)
-    )
+    inputs = plan.items.folder, plan.weights
+    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
     with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
         result = run.execute(resume)

@@ -205,7 +205,8 @@ def work() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # nothing more comes, so it returns when the pipe is closed
+        continue
     os._exit(1)
 
 
