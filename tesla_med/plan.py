@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tesla_med.config.effort import with_effort
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest as RunRequest
@@ -207,10 +208,9 @@ class Plan:
         """Return the outcome of a run in ``diverged`` of whose units adaptation gave no finite values."""
         from tesla_med.engine.predictor import NOT_FINITE
 
-        units, task = len(self.refs), self.task
-        notes = self.notes + some_of(NOT_FINITE, diverged, units, task.unit)
-        outcome = self.out, tuple(results), tuple(files), self.items.skipped, notes
-        return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))
+        notes = self.notes + some_of(NOT_FINITE, diverged, len(self.refs), self.task.unit)
+        outcome = self.out, tuple(results), tuple(files), self.items.skipped, notes, self.task.metric
+        return SiteResult(*outcome, diverged, len(self.refs), broken, self.task.predicted(results))
 
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
@@ -281,6 +281,7 @@ def resolve_request(request: RunRequest) -> Resolved:
     site, pipeline = resolve(
         *(request.site, request.pipeline, request.texts, request.weights), trust_code=request.trust_code
     )
+    pipeline = with_effort(pipeline, request.method or pipeline.method, request.effort, request.texts)
     task = task_of(pipeline)(site, pipeline, wanted=request.wanted)
     asked = {
         "guard": pipeline.guard.enabled,

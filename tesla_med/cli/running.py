@@ -73,6 +73,13 @@ def adapt(
             help="Stay at or near the source model where adaptation does not help. Default: the pipeline's.",
         ),
     ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            help="low: a third of the updates, in the fastest precision; high: twice the updates. "
+            "Default: normal."
+        ),
+    ] = None,
     save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
     save_uncertainty: Annotated[
         bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
@@ -102,6 +109,7 @@ def adapt(
     """Adapt a model to one site; write masks on the input grid (or classes of tiles), figures and reports."""
     from tesla_med.actions.spread import spread
     from tesla_med.adapt import run_plan
+    from tesla_med.config.effort import EFFORTS
     from tesla_med.config.models import PROTOCOLS
     from tesla_med.plan import RunRequest, make_plan
 
@@ -124,6 +132,7 @@ def adapt(
         overrides=tuple(overrides or ()),
         lock=not no_lock,
         trust_code=trust_code,
+        effort=choice("--effort", effort, EFFORTS),
     )
     plan = make_plan(request)
     if dry_run:
