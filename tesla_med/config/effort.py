@@ -36,13 +36,12 @@ def with_effort(
     """
     if effort is None or effort == "normal":
         return pipeline
-    given = {text.partition("=")[0].strip() for text in texts}
+    named = {text.partition("=")[0].strip() for text in texts}
     protocols, changed = dict(pipeline.protocols), False
     for protocol in ("N-O", "N-M", "Y-O", "Y-M"):
         recipe = pipeline.method_params(method, protocol)
-        own = {
-            key: value for key, value in _changes(recipe, effort).items() if not _is_given(key, method, given)
-        }
+        given = {key for key in recipe if any(name.endswith(f".{method}.{key}") for name in named)}
+        own = _changes(recipe, effort, given)
         changed |= bool(own)
         recipes = dict(protocols.get(protocol, {}))
         protocols[protocol] = recipes | {method: {**recipes.get(method, {}), **own}} if own else recipes
@@ -52,23 +51,20 @@ def with_effort(
             "passes or views to change; leave --effort out, or set what it has with --set"
         )
     update: dict[str, Any] = {"protocols": protocols}
-    if effort == "low" and "precision" not in given:
+    if effort == "low" and "precision" not in named:
         update["precision"] = "auto"
     return pipeline.model_copy(update=update)
 
 
-def _changes(recipe: dict[str, Any], effort: Effort) -> dict[str, Any]:
-    """Return what changes in the parameters of a method under one protocol."""
-    share, found = UPDATES[effort], {}
-    for key in ("updates_per_case", "epochs"):
+def _changes(recipe: dict[str, Any], effort: Effort, given: set[str]) -> dict[str, Any]:
+    """Return what changes in the parameters of a method under one protocol, but for those that are given."""
+    share = UPDATES[effort]
+    found: dict[str, Any] = {}
+    for key in {"updates_per_case", "epochs"} - given:
         if (recipe.get(key) or 1) > 1:
             found[key] = max(1, round(share * recipe[key]))
-    if found and "teacher_momentum" in recipe:
+    if found and "teacher_momentum" in recipe.keys() - given:
         found["teacher_momentum"] = round(recipe["teacher_momentum"] ** (1.0 / share), 6)
-    if effort == "low" and recipe.get("weak_views", 1) > LOW_VIEWS:
+    if effort == "low" and "weak_views" in recipe.keys() - given and recipe["weak_views"] > LOW_VIEWS:
         found["weak_views"] = LOW_VIEWS
     return found
-
-
-def _is_given(key: str, method: str, given: set[str]) -> bool:
-    return any(name.endswith(f".{method}.{key}") for name in given)

@@ -58,8 +58,8 @@ def test_methods_compute_so(network, monkeypatch, how):
     monkeypatch.setattr("tesla_med.tta._mechanics.execution.fastest", lambda *_: how)
     method = make_method("source", network, {}, MethodContext(CPU, precision="auto"))
     seen = []
-    first = next(layer for layer in method.model.modules() if isinstance(layer, torch.nn.Conv2d))
-    first.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    first = next(layer for layer in method.model.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+    first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     images = torch.rand(2, 1, 32, 32)
     probs = method.predict(images)
     assert seen[0].dtype == getattr(torch, how.precision)
