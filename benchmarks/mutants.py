@@ -57,6 +57,7 @@ TESTS = {
     "tta/base.py": ("tta/test_learner.py", "tta/test_tesla.py", "contracts/test_method_contract.py"),
     "tta/source.py": ("tta/test_bn.py", "contracts/test_method_contract.py"),
     "tta/_shared/neighbours.py": ("tta/test_adacontrast.py", "tta/test_shot.py", "tta/test_refinement.py"),
+    "tta/_shared/replay.py": ("tta/test_alignment.py",),
     "tta/_shared/opttta_views.py": ("tta/test_opttta.py",),
     "tta/_shared/teacher.py": ("tta/test_teacher.py", "tta/test_tesla.py", "tta/test_teaa.py"),
     "tta/_shared/passes.py": ("tta/test_passes.py", "tta/test_learner.py"),

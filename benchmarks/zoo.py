@@ -38,7 +38,7 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.demo.recipes import RECIPES
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.engine.driver import Driver
-from tesla_med.engine.guard import candidate_of, judge, supports_of
+from tesla_med.engine.guard import VERDICTS, candidate_of, judge, supports_of
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import Outcome, Predictor
 from tesla_med.engine.quality import SUPPORT, predicted_dice
@@ -233,17 +233,18 @@ def volumes_of(
         told = device, seed, of.preprocessing.model_range, options.precision, of.predict_batch
         return make_method(name, loaded.model, params, MethodContext(*told))
 
-    source, ours = method("source", pipeline), method("tesla", pipeline)
+    source, ours = method("source", pipeline), method(options.method or pipeline.method, pipeline)
     theirs = method("tesla", released)
-    options = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
-    predictor = Watched(source, ours, Driver(ours, "N-O", "case"), pipeline.guard, **options)
+    about = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
+    driver = Driver(ours, "N-O", "case", largest=pipeline.keep_largest)
+    predictor = Watched(source, ours, driver, pipeline.guard, **about)
     predictor.watch()
     other = Driver(theirs, "N-O", "case")
     for ref, read in zip(reader.refs, ahead(reader.refs, reader, 2), strict=True):
         start = time.perf_counter()
         unit = predictor.scaled(read)
         outcome = predictor(unit.images, unit.fill)
-        probs = other.adapt_and_predict(unit.images)
+        probs = None if options.without_released else other.adapt_and_predict(unit.images)
         row = figures(reader.at_model[ref.name], outcome, predictor.masks, probs, pipeline, steady)
         chosen = unit.scaling or Scaling("", "", {})
         about = {"case": ref.name, "scaling": chosen.name, "scaling_signals": dict(chosen.signals)}
@@ -415,6 +416,41 @@ def audit(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def candidates(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the mean Dice of every candidate by model and site, of the best of each volume, and of VeSTA's.
+
+    ``chosen`` is the source under its own statistics or half way to them, whichever mask stays more when
+    slices are zoomed; a candidate without Dice counts as 0. The last line is the mean over models and sites.
+    """
+    names = [*VERDICTS, "best", "chosen"]
+    lines = ["| model | site | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    every: dict[str, list[float]] = {name: [] for name in names}
+    for key in dict.fromkeys((row["model"], row["site"]) for row in rows):
+        group = [row for row in rows if (row["model"], row["site"]) == key]
+        cells = []
+        for name in names:
+            values = [value for row in group if (value := candidate_dice(row, name)) is not None]
+            cells.append(f"{np.mean(values):.1f}" if values else "")
+            if values and "own" in group[0]["candidates"]:
+                every[name].append(float(np.mean(values)))
+        lines.append("| " + " | ".join([*key, *cells]) + " |")
+    means = [f"{np.mean(values):.1f}" if values else "" for values in every.values()]
+    return "\n".join([*lines, "| with batch norm, mean | | " + " | ".join(means) + " |"])
+
+
+def candidate_dice(row: dict[str, Any], name: str) -> float | None:
+    """Return the Dice of a candidate of a volume, 0 where it has none; None without such a candidate."""
+    found = row["candidates"]
+    if name == "best":
+        return max(item["dice"] or 0.0 for item in found.values())
+    if name == "chosen":
+        if "own" not in found:
+            return None
+        steady = [row["signals"][f"consistency_{item}"] for item in ("half", "own")]
+        name = "half" if steady[0] >= steady[1] else "own"
+    return (found[name]["dice"] or 0.0) if name in found else None
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Return all tables, and what holds over all models and sites."""
     groups = [
@@ -476,9 +512,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="volumes of each site")
     parser.add_argument("--volumes", type=int, default=4, help="of each generated site, with --quick")
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the default recipe")
+    parser.add_argument("--method", help="that adapts (default: the pipeline's)")
+    parser.add_argument("--without-released", action="store_true", help="leave the released recipe out")
     parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
     parser.add_argument("--forget", action="store_true", help="remove weights after use")
     parser.add_argument("--table", action="store_true", help="only print what is finished")
+    parser.add_argument("--candidates", action="store_true", help="print the Dice of the guard's candidates")
     options = parser.parse_args(arguments)
     options.steps = options.steps or (300 if options.quick else STEPS)
     if options.quick:
@@ -507,7 +546,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target.with_suffix(".part").replace(target)
     rows = finished(options)
     if rows:
-        print(summary(rows))
+        print(candidates(rows) if options.candidates else summary(rows))
     return 0
 
 

@@ -159,9 +159,9 @@ class Plan:
 
         source, task = self.make_method("source"), self.task
         method = source if self.method == "source" else self.make_method(self.method)
-        noun = "slice" if task.joins else task.item
-        driver = Driver(method, self.protocol, self.reset, on_step, least=task.smallest_batch, noun=noun)
-        of = self.pipeline
+        noun, of = "slice" if task.joins else task.item, self.pipeline
+        about: dict[str, Any] = {"least": task.smallest_batch, "noun": noun, "largest": of.keep_largest}
+        driver = Driver(method, self.protocol, self.reset, on_step, **about)
         options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(self.card)}
         options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
         options["classes"] = len(of.classes)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
+from tesla_med.engine.shares import choose_share
 from tesla_med.engine.stages import stage
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
@@ -31,8 +32,10 @@ class Driver:
         on_step: called with the number of each update, rising over the whole run, and its scalars.
         least: the smallest batch that can be learned from when memory is short.
         noun: what a batch is made of, for messages.
+        largest: whether masks will keep their largest component only, for the choice of a share.
 
     Attributes:
+        chosen: what was found when the share of the last unit's own statistics was chosen; else empty.
         case_by_case: whether adaptation happens unit by unit.
         finite: whether every loss of the passes over the site was finite.
     """
@@ -46,11 +49,13 @@ class Driver:
         *,
         least: int = 1,
         noun: str = "slice",
+        largest: bool = False,
     ) -> None:
         self.method = method
         self.reset = reset
         self.on_step = on_step
-        self.least, self.noun = least, noun
+        self.least, self.noun, self.largest = least, noun, largest
+        self.chosen: dict[str, float] = {}
         self.case_by_case = protocol.endswith("O") or reset == "case" or not method.adapts
         self.finite = True
         self._told = 0
@@ -149,6 +154,8 @@ class Driver:
         """
         if not self.case_by_case:
             with stage("predict"):
+                if self.finite:
+                    self.chosen = choose_share(self.method, images, fill, largest=self.largest)
                 probs = self.method.predict(images) if self.finite else None
             return probs if probs is not None and _finite(probs) else None
         try:
@@ -178,6 +185,7 @@ class Driver:
             return True
         if self.reset == "case":
             self.method.reset()
+        self.chosen = choose_share(self.method, images, fill, largest=self.largest)
         finite = True
         whole = self.method.to_device(packed(images, fill))  # once, not batch by batch
 

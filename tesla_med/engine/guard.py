@@ -248,8 +248,9 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
        that of source and adapted mask, for all alike), less at most ``shape_cost`` where the area changes
        more than by a single rise and fall. The source's mask has a head start, which grows by ``doubt``
-       where no mask is trusted much: there a difference says little. Unless it is refused only masks of
-       ``least_trust`` can take its place.
+       where no mask is trusted much: there a difference says little. It counts as much as the others
+       agree with the source's mask on average, so that a mask that is like no other does not win by it.
+       Unless it is refused only masks of ``least_trust`` can take its place.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -269,7 +270,10 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         return _verdict(best, text, signals, collapsed=collapsed, trusted=False)
     left = [name for name in names if name not in refused]
     highest = max(trust[name] for name in left)
-    trust["source"] += config.head_start + config.doubt * max(SURE - highest, 0.0)
+    if "source" in trust:
+        agreements = _agreements("source", names, signals)
+        start = config.head_start + config.doubt * max(SURE - highest, 0.0)
+        trust["source"] += start * sum(agreements) / len(agreements)
     if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
         left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
     best = max(left, key=lambda name: trust[name])

@@ -15,6 +15,7 @@ from tesla_med.engine.memory import attempts, placed
 from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
+from tesla_med.engine.shares import choose_share
 from tesla_med.engine.stages import stage
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
@@ -57,7 +58,7 @@ class Predictor:
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
         self.remember = remember
         self._limit: int | None = None
-        self.recalibrate = recalibrate
+        self.recalibrate, self.largest = recalibrate, largest
         self.method = method
         self.driver = driver
         self.guard: Guard | None = None
@@ -137,17 +138,21 @@ class Predictor:
 
     def _attempt(self, images: Tensor, fill: Tensor | None) -> Outcome:
         images = images.cpu() if self.source.stitch_on_cpu else images
+        if not self.method.adapts:
+            with stage("predict"):
+                chosen = choose_share(self.source, images, fill, largest=self.largest)
+                source = self.source.predict(images)
+            return Outcome(source, source, Verdict(0.0, "", signals=chosen))
         with stage("predict"):
             source = self.source.predict(images)
-        if not self.method.adapts:
-            return Outcome(source, source, Verdict(0.0, ""))
         probs = self.driver.adapt_and_predict(images, fill)
         if probs is None:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
-            return Outcome(source, probs, Verdict(1.0, ""))
+            return Outcome(source, probs, Verdict(1.0, "", signals=dict(self.driver.chosen)))
         with stage("guard"):
             verdict = self.guard.judge(images, source, probs, fill)
+            verdict = replace(verdict, signals=verdict.signals | self.driver.chosen)
             if verdict.used == "source":
                 probs = source
             elif verdict.used == "partial":

@@ -40,8 +40,8 @@ from tesla_med.tasks.base import ROLLED_BACK
 from tesla_med.types import Case, CaseView, Check, Progress, Status, Unit, Verdict
 
 if TYPE_CHECKING:
+    from tesla_med.tasks._made import Masks
     from tesla_med.tasks.labelled import LabelledSource
-    from tesla_med.tasks.volumes import Masks
 
 READERS = 16
 """Cases read at once while calibration is counted, at most."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,10 +17,10 @@ from tesla_med.io.references import read_region_mask
 from tesla_med.io.volumes import encode_map, encode_mask, read_case
 from tesla_med.prepare.acquisition import acquisition_of, differences
 from tesla_med.prepare.preprocessors import preprocessor_of
-from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
+from tesla_med.tasks._made import CONSTANT, Loaded, Masks
 from tesla_med.tasks.base import TASKS, Task
 from tesla_med.types import (
     Case,
@@ -33,7 +32,6 @@ from tesla_med.types import (
     Progress,
     Ref,
     Unit,
-    Verdict,
     Volume,
 )
 
@@ -44,27 +42,6 @@ if TYPE_CHECKING:
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.scoring.masks import EvaluationResult
     from tesla_med.tasks.labelled import LabelledSource
-
-CONSTANT = Verdict(0.0, "the image is constant: there is nothing to adapt to or to segment")
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A case as read; ``prepared`` is None for a blank image."""
-
-    case: Case
-    volume: Volume
-    prepared: PreparedCase | None
-
-
-@dataclass
-class Masks:
-    """What was made of a case on its native grid, and why this much of it was adapted."""
-
-    source: Prediction
-    adapted: Prediction
-    verdict: Verdict
-    scored: scoring.Scored | None = None
 
 
 @TASKS.register("segmentation")

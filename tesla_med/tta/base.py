@@ -104,6 +104,14 @@ class TTAMethod(Execution, ABC):
         """Return where the predicting network finds foreground."""
         return predicted_class(self.probabilities(self.predictor, images)) > 0
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of a case's own normalisation statistics that may be chosen for it; empty: no choice."""
+        return ()
+
+    def use_share(self, share: float) -> None:
+        """Normalise by one of ``shares`` from now on; a method without them has nothing to do."""
+
     # ------------------------------------------------------------ predicting
 
     @property

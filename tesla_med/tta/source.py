@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
+from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.tta._shared.teacher import Flip, view_mean
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
@@ -24,6 +27,9 @@ class SourceParams(MethodParams):
         gt=0,
         le=1,
         description="share of 'volume' statistics; the rest is the running ones, in every layer",
+    )
+    statistics_shares: tuple[float, ...] = Field(
+        (), description="shares of which one is chosen for each case, in place of statistics_share"
     )
     predict_views: int = Field(1, ge=1, description="weak views that a prediction averages")
     weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
@@ -43,22 +49,44 @@ class Source(TTAMethod):
     deterministic = True
     Params = SourceParams
 
+    def setup(self) -> None:
+        """Start with the share of the parameters."""
+        self.share = float(self.params.statistics_share)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares to choose from, where a case's own statistics are used."""
+        masks = self.params.statistics == "volume" and self.model.task == "segmentation"
+        known = masks and bool(norm_layers(self.model))
+        return tuple(self.params.statistics_shares) if known else ()
+
+    def use_share(self, share: float) -> None:
+        """Normalise by this share of a case's own statistics from now on."""
+        self.share = share
+
     def adapt(self, images: Tensor) -> Scalars:
         """Do nothing."""
         return {}
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the probabilities (N, L, *spatial); weights and statistics stay as they are."""
-        if self.params.statistics == "running":
-            return self._averaged(images)
-        p: SourceParams = self.params
-        rest = copied(running_statistics(self.model)) if p.statistics_share < 1.0 else None
-        with self.own_statistics(self.model, images, p.max_slices, p.statistics_share, rest):
-            return self._averaged(images)
+        with self.deployed(images) as network:
+            return self._averaged(network, images)
 
-    def _averaged(self, images: Tensor) -> Tensor:
+    @contextmanager
+    def deployed(self, images: Tensor | None = None) -> Iterator[Network]:
+        """Provide the model as it is, or inside the block with the statistics of a case."""
+        p: SourceParams = self.params
+        if images is None or p.statistics == "running":
+            yield self.model
+            return
+        rest = copied(running_statistics(self.model)) if self.share < 1.0 else None
+        with self.own_statistics(self.model, images, p.max_slices, self.share, rest):
+            yield self.model
+
+    def _averaged(self, network: Network, images: Tensor) -> Tensor:
         """Return the probabilities, as the mean over weak views if there are several."""
         p: SourceParams = self.params
         if p.predict_views == 1:
-            return self.probabilities(self.model, images)
-        return view_mean(self, self.model, images)
+            return self.probabilities(network, images)
+        return view_mean(self, network, images)

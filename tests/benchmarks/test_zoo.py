@@ -100,6 +100,21 @@ def test_what_is_behind_is_named(zoo):
     assert "none." in zoo.summary([row()])
 
 
+def test_the_candidates_by_hand(zoo):
+    def volume(own, half, steady_own, steady_half):
+        signals = {"consistency_own": steady_own, "consistency_half": steady_half}
+        return row(own=own, half=half, adapted=60.0) | {"signals": signals}
+
+    rows = [volume(70.0, 40.0, 0.9, 0.8), volume(None, 55.0, 0.9, 0.9)]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in zoo.candidates(rows).splitlines()
+    ]
+    found = dict(zip(lines[0], lines[2], strict=True))
+    names = ("source", "own", "half", "part", "mixed", "adapted", "best", "chosen")
+    assert [found[name] for name in names] == ["", "35.0", "47.5", "", "", "60.0", "65.0", "62.5"]
+    assert lines[3][2:] == lines[2][2:]  # of one model and site the mean is its own
+
+
 def test_the_audit_by_hand(zoo):
     rows = [row(default=70.0), row(default=82.0), row(default=86.0)]
     last = zoo.audit(rows).splitlines()[-1]

@@ -1,5 +1,6 @@
 """The guard: signals by hand, each rule, steps in between, and that a collapse leaves no trace."""
 
+import itertools
 import math
 
 import numpy as np
@@ -108,6 +109,26 @@ def test_the_head_start_grows_where_no_mask_is_trusted_much():
 
     assert [taken(level, 0.0) for level in (0.7, 0.9)] == ["adapted", "adapted"]
     assert [taken(level, 0.3) for level in (0.7, 0.9)] == ["source", "adapted"]
+
+
+def test_a_source_that_is_like_no_other_does_not_win_by_its_head_start():
+    """On a cord of which the source finds a tenth, one other agrees a little, the rest do not at all."""
+    names = ("source", "own", "half", "part", "adapted")
+    seen = {
+        "consistency": (0.625, 0.84, 0.331, 0.837, 0.888),
+        "narrowing": (1, 0.103, 1, 0.37, 0.783),
+        "area_change": (1, 2.52, 1.11, 1.83, 1.26),
+        "foreground": (0.00213, 0.0232, 0.00502, 0.0169, 0.0261),
+    }
+    signals = {f"{key}_{name}": x for key, row in seen.items() for name, x in zip(names, row, strict=True)}
+    agreements = (0.163, 0.593, 0.214, 0.145, 0.344, 0.78, 0.78, 0.433, 0.304, 0.778)
+    pairs = itertools.combinations(names, 2)
+    signals |= {f"agreement_{a}_{b}": x for (a, b), x in zip(pairs, agreements, strict=True)}
+    config = GuardConfig(candidates=names, head_start=0.2, doubt=0.3)
+    found = judge(signals, config)
+    assert candidate_of(found) == "adapted"
+    whole = config.head_start + config.doubt * (4.0 - found.signals["trust_adapted"])
+    assert found.signals["trust_adapted"] - found.signals["trust_source"] < whole  # in full it would win
 
 
 def test_a_mask_of_little_trust_does_not_take_the_place_of_the_sources():

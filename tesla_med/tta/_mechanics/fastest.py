@@ -84,7 +84,7 @@ def _measured(network: nn.Module, images: torch.Tensor) -> Computing:
 def _timed(network: nn.Module, images: torch.Tensor, how: Computing) -> tuple[float, torch.Tensor]:
     """Return the seconds of a pass with its backward pass, and the probabilities.
 
-    They are those of the process, all threads together, so that other work on the machine has no part in them.
+    They are those of the process, all threads together: other work on the machine has no part in them.
     """
     own = copy.deepcopy(network).requires_grad_(True).eval()
     layout = torch.channels_last if how.channels_last else torch.contiguous_format
