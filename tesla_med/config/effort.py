@@ -12,6 +12,8 @@ Effort = Literal["low", "normal", "high"]
 EFFORTS: tuple[Effort, ...] = ("low", "normal", "high")
 UPDATES = {"low": 1 / 3, "high": 2.0}
 """Updates per case, or passes over a site, as a share of those of the recipe."""
+SPENT = {"updates_per_case", "epochs", "weak_views"}
+"""Parameters of methods that say how much is spent."""
 LOW_VIEWS = 2
 """Weak views of a pseudo-label at most, with low effort."""
 
@@ -37,15 +39,15 @@ def with_effort(
     if effort is None or effort == "normal":
         return pipeline
     named = {text.partition("=")[0].strip() for text in texts}
-    protocols, changed = dict(pipeline.protocols), False
+    protocols, known = dict(pipeline.protocols), False
     for protocol in ("N-O", "N-M", "Y-O", "Y-M"):
         recipe = pipeline.method_params(method, protocol)
         given = {key for key in recipe if any(name.endswith(f".{method}.{key}") for name in named)}
         own = _changes(recipe, effort, given)
-        changed |= bool(own)
+        known |= bool(SPENT & recipe.keys())
         recipes = dict(protocols.get(protocol, {}))
         protocols[protocol] = recipes | {method: {**recipes.get(method, {}), **own}} if own else recipes
-    if not changed:
+    if not known:
         raise ConfigError(
             f"--effort {effort}: method {method!r} of pipeline {pipeline.name!r} has no number of updates, "
             "passes or views to change; leave --effort out, or set what it has with --set"
