@@ -52,7 +52,7 @@ def one_run(options: argparse.Namespace, work: Path, jobs: int) -> dict[str, Any
         overrides=settings(options, "default"),
     )
     start = time.perf_counter()
-    result = run_plan(spread(make_plan(request), jobs, progress), progress=progress)
+    result = run_plan(spread(make_plan(request), jobs), progress=progress)
     if result.failed or len(stamps) != options.cases:
         raise SystemExit(
             f"{jobs} processes: {len(stamps)} of {options.cases} done, failed: {result.failed[:3]}"

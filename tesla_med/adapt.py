@@ -140,7 +140,7 @@ class Run:
         self.task.started(self.folder)
         context, earlier = self.plan.report_context(), self.ledger.earlier if resume else None
         with self.reports.started(self.plan.reports, context, earlier):
-            for ref, records in self.ledger.taken(self.plan.elsewhere, self.reports.step):
+            for ref, records in self.ledger.taken(self.plan.elsewhere, self.reports.step, self.tell):
                 self.reports.earlier(records, partial(self.task.view_again, self.folder, ref))
             self.work(self.ledger.todo)
             return self._finish()

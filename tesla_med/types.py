@@ -125,7 +125,7 @@ class Ref:
     content: Any
 
 
-Elsewhere: TypeAlias = Callable[[Sequence[Ref]], Iterator[tuple[Ref, list[Any]]]]
+Elsewhere: TypeAlias = Callable[[Sequence[Ref], Progress], Iterator[tuple[Ref, list[Any]]]]
 """Has units done by other processes; yields each with the steps (number, scalars) of its updates."""
 
 

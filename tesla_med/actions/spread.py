@@ -48,13 +48,12 @@ def visible_cards(device: str) -> list[str]:
     return [name.strip() for name in names[:count]]
 
 
-def spread(plan: Plan, jobs: int | None = None, progress: Progress = lambda *_: None) -> Plan:
+def spread(plan: Plan, jobs: int | None = None) -> Plan:
     """Return a plan whose units are done by several processes, or the same where one does.
 
     Args:
         plan: of the run.
         jobs: processes; None: one for each visible card, if there are several and units are independent.
-        progress: called when a unit is done.
 
     Raises:
         ConfigError: several processes are asked for, and the units depend on each other.
@@ -69,7 +68,7 @@ def spread(plan: Plan, jobs: int | None = None, progress: Progress = lambda *_: 
         )
     if count <= 1 or not plan.independent:
         return plan
-    return replace(plan, elsewhere=Workers(plan, count, cards, progress))
+    return replace(plan, elsewhere=Workers(plan, count, cards))
 
 
 @dataclass(frozen=True)
@@ -88,20 +87,25 @@ class Workers:
         plan: of the run.
         count: processes.
         cards: what each of them may see, in turn; none where the CPU computes.
-        progress: called when a unit is done.
+
+    Attributes:
+        devices: on how many devices they compute.
     """
 
-    def __init__(self, plan: Plan, count: int, cards: Sequence[str], progress: Progress) -> None:
-        self._plan, self._count, self._cards, self._progress = plan, count, cards, progress
+    def __init__(self, plan: Plan, count: int, cards: Sequence[str]) -> None:
+        self._plan, self._count, self._cards = plan, count, cards
+        self.devices = max(1, min(count, len(cards)))
 
-    def __call__(self, refs: Sequence[Ref]) -> Iterator[tuple[Ref, list[Any]]]:
+    def __call__(
+        self, refs: Sequence[Ref], progress: Progress = lambda *_: None
+    ) -> Iterator[tuple[Ref, list[Any]]]:
         """Yield each unit that was done with its steps; those of a worker that was lost are missing."""
         count, task = min(self._count, len(refs)), self._plan.task
         if count <= 1:
             return
         stage, total = f"{task.item}s", len(self._plan.items.names)
         done = total - sum(len(ref.items) for ref in refs)
-        self._progress(stage, done, total)
+        progress(stage, done, total)
         workers = [self._start(number, count, refs[number::count]) for number in range(count)]
         try:
             for position, ref in enumerate(refs):
@@ -110,7 +114,7 @@ class Workers:
                     continue
                 yield ref, steps
                 done += len(ref.items)
-                self._progress(stage, done, total)
+                progress(stage, done, total)
         finally:
             for worker in workers:
                 worker.end()

@@ -134,14 +134,14 @@ def adapt(
         trust_code=trust_code,
         effort=choice("--effort", effort, EFFORTS),
     )
-    plan = make_plan(request)
+    plan = spread(make_plan(request), jobs)
     if dry_run:
         raise typer.Exit(_dry_run(screen, plan))
     count = counted(len(plan.items.names), plan.task.item)
     screen.say(f"Site {plan.site.id}: {count} in {plan.items.folder}, {not_used(plan.items.skipped)}")
     with screen.progress() as progress:
         told = announced(screen, plan, progress)
-        result = run_plan(spread(plan, jobs, told), resume=resume, overwrite=overwrite, progress=told)
+        result = run_plan(plan, resume=resume, overwrite=overwrite, progress=told)
     raise typer.Exit(show_run(screen, result))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tesla_med.runs.folder import RunFolder
 from tesla_med.runs.state import Saved, copied_to_host
-from tesla_med.types import Earlier, Elsewhere, Ref
+from tesla_med.types import Earlier, Elsewhere, Progress, Ref
 
 Intact = Callable[[Ref, Sequence[Any], str], bool]
 """Whether the records of a unit, with the digest of its input, still describe what is on disk."""
@@ -54,17 +54,21 @@ class Ledger:
         return [(ref, self.records[ref.name]) for ref in self.refs if ref.name in self.records]
 
     def taken(
-        self, elsewhere: Elsewhere | None, on_step: Callable[[int, Mapping[str, float]], None]
+        self,
+        elsewhere: Elsewhere | None,
+        on_step: Callable[[int, Mapping[str, float]], None],
+        progress: Progress = lambda *_: None,
     ) -> Iterator[tuple[Ref, list[Any]]]:
         """Yield the units that are done with their records, then those that other processes do now.
 
         Args:
             elsewhere: has units done; None: there are no other processes.
             on_step: called with the updates of such a unit, numbered over the whole run.
+            progress: called as such units are done.
         """
         yield from self.done_before
         told = 0
-        for ref, steps in () if elsewhere is None else elsewhere(self.todo):
+        for ref, steps in () if elsewhere is None else elsewhere(self.todo, progress):
             kept = self.folder.kept(ref.name, self.kind)
             if kept is None:
                 continue
