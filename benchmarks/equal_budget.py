@@ -62,16 +62,19 @@ PRIORS: dict[str, tuple[dict[str, Any], ...]] = {
     "shot": ({"marginal_target": "uniform"}, {"marginal_target": "source"}),
     "tesla": ({"marginal_target": "uniform"}, {"marginal_target": "source", "marginal_weight": 3.0}),
     "tesla_s": ({"marginal_target": "uniform"}, {"marginal_target": "source", "marginal_weight": 3.0}),
+    "vesta": ({"marginal_target": "uniform"}, {"marginal_target": "source", "marginal_weight": 3.0}),
 }
 ROWS = (
     *("source", "bn", "tent", "pl", "shot", "cotta", "adacontrast", "opttta"),
-    *("ttt_pp", "ttac", "tesla", "tesla_s"),
+    *("ttt_pp", "ttac", "tesla", "tesla_s", "vesta"),
 )
 FIXED = ("source", "bn")
 """Rows that have no rate."""
 RESTART = {"batch_slices": 8, "draw": "replacement", "updates_per_case": 24, "epochs": 1}
 STREAM = {"batch_slices": 16, "draw": "ordered", "updates_per_case": None}
 EPOCHS = {"O": 1, "M": 5}
+RUNS = 3
+"""Of ``vesta`` on a case under ``restart``."""
 OPTTTA = {
     "restart": {"batch_slices": 9, "first_steps": 1, "later_steps": 1},  # 21 sub-policies: 189 slices a case
     "stream O": {"batch_slices": 2, "first_steps": 1, "later_steps": 5},  # 42, then 3 x 10 a case
@@ -152,6 +155,11 @@ def budget(row: str, block: str, protocol: Protocol) -> dict[str, Any]:
     if row == "opttta":
         return {**OPTTTA["restart" if block == "restart" else f"stream {end}"], "views": VIEWS}
     shared = RESTART if block == "restart" else {**STREAM, "epochs": EPOCHS[end]}
+    if row == "vesta":  # its runs share the updates of the others
+        runs = RUNS if block == "restart" else 1
+        shared = {**shared, "restarts": runs}
+        if runs > 1:
+            shared["updates_per_case"] = RESTART["updates_per_case"] // runs
     return {**shared, "predict_statistics": "volume"}
 
 

@@ -416,6 +416,20 @@ def audit(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def steadiest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return of every volume of a model the seed whose adapted mask stays most when slices are zoomed.
+
+    It is what restarts do, where the seeds are those of the adaptation alone.
+    """
+    best: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = row["model"], row["site"], row["case"]
+        steady = row["signals"]["consistency_adapted"]
+        if key not in best or steady > best[key]["signals"]["consistency_adapted"]:
+            best[key] = row
+    return list(best.values())
+
+
 def candidates(rows: Sequence[dict[str, Any]]) -> str:
     """Return the mean Dice of every candidate by model and site, of the best of each volume, and of VeSTA's.
 
@@ -517,6 +531,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
     parser.add_argument("--forget", action="store_true", help="remove weights after use")
     parser.add_argument("--table", action="store_true", help="only print what is finished")
+    parser.add_argument("--steadiest", action="store_true", help="of the seeds take the steadiest by volume")
     parser.add_argument("--candidates", action="store_true", help="print the Dice of the guard's candidates")
     options = parser.parse_args(arguments)
     options.steps = options.steps or (300 if options.quick else STEPS)
@@ -545,6 +560,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             target.with_suffix(".part").replace(target)
     rows = finished(options)
+    if options.steadiest:
+        rows = steadiest(rows)
     if rows:
         print(candidates(rows) if options.candidates else summary(rows))
     return 0

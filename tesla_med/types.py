@@ -282,6 +282,7 @@ class CaseView:
         affine: (4, 4) voxel to RAS+ mm.
         spacing: voxel size in mm.
         ignored: (I, J, K), true where the reference says "do not score" (it is 0 there); None for nowhere.
+        entropy: (I, J, K) float32 in [0, 1], normalised entropy of the method, where it is kept; else None.
     """
 
     image: npt.NDArray[np.float32]
@@ -291,6 +292,7 @@ class CaseView:
     affine: npt.NDArray[np.float64]
     spacing: tuple[float, float, float]
     ignored: BoolArray | None = None
+    entropy: npt.NDArray[np.float32] | None = None
 
 
 class Record(BaseModel):

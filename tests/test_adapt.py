@@ -30,6 +30,7 @@ from tesla_med.models.base import Network, build_model
 from tesla_med.models.checkpoint import make_card, save_checkpoint
 from tesla_med.models.loading import LoadedModel
 from tesla_med.plan import RunRequest, make_plan
+from tesla_med.reports.slices import read_slices
 from tesla_med.reports.table import columns
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks.volumes import Volumes
@@ -95,6 +96,7 @@ def test_every_file_of_the_contract(complete):
     for name in ("Case00", "Case01"):
         expected |= {f"{part}/{name}_mask.nii.gz" for part in ("masks", "source_masks")}
         expected |= {f"probs/{name}_prob.nii.gz", f"uncertainty/{name}_entropy.nii.gz", f".cases/{name}.json"}
+        expected |= {f"report/slices/{name}.js"}
     if method != "source":
         names = ("Case00", "Case01") if reset == "case" else ("adapted",)
         if reset != "case" and protocol == "N-O":
@@ -748,6 +750,10 @@ def test_odd_names_and_subfolders_are_mirrored(weights, tmp_path):
             assert (tmp_path / "real" / "Läufe 一" / place).is_file(), place
     html = (out / "report/report.html").read_text(encoding="utf-8")
     assert "Füße 1/Case Ä 患者" in html
+    for name in names:
+        content = read_slices(out / f"report/slices/{name}.js")
+        assert len(content["slices"]) == small.SLICES
+        assert content["layers"][-1] == "entropy"
 
 
 def test_one_image(volumes, weights, tmp_path):

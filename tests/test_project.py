@@ -164,6 +164,7 @@ def test_wheel_holds_the_package(wheel_names):
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tesla_med").rglob("*.py")}
     assert expected <= wheel_names
     pages = {"tesla_med/reports/report.html.j2", "tesla_med/review/static/niivue.umd.js"}
+    pages |= {f"tesla_med/reports/{name}" for name in ("_page.css", "_slices.css", "_slices.js")}
     assert {"tesla_med/py.typed", *pages} <= wheel_names
     assert not [name for name in wheel_names if name.startswith(("tests/", "docs/", "benchmarks/"))]
 

@@ -205,6 +205,7 @@ class ReportConfig(Section):
     region_dilation: int = Field(3, ge=0, description="voxels, in-plane")
     overlays_per_case: int = Field(3, ge=1)
     max_cases_with_overlays: int = Field(50, ge=0)
+    slices: bool = Field(True, description="write every slice of every case beside the page")
 
 
 class PipelineConfig(Section):

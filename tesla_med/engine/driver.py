@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
-from tesla_med.engine.shares import choose_share
 from tesla_med.engine.stages import stage
+from tesla_med.engine.steadiness import Restarts, choose_share
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta.base import Scalars, TTAMethod, fetch
@@ -35,7 +35,7 @@ class Driver:
         largest: whether masks will keep their largest component only, for the choice of a share.
 
     Attributes:
-        chosen: what was found when the share of the last unit's own statistics was chosen; else empty.
+        chosen: what was found when share and run were chosen for the last unit; empty if they were not.
         case_by_case: whether adaptation happens unit by unit.
         finite: whether every loss of the passes over the site was finite.
     """
@@ -186,19 +186,20 @@ class Driver:
         if self.reset == "case":
             self.method.reset()
         self.chosen = choose_share(self.method, images, fill, largest=self.largest)
-        finite = True
         whole = self.method.to_device(packed(images, fill))  # once, not batch by batch
 
         def batches() -> Iterator[Tensor]:
             return (self._weighed(batch, images.shape[1]) for batch in self.method.batches(whole))
 
         epochs = self.method.params.epochs
-        self._done, self._updates = 0, epochs * self.method.updates(len(images))
-        for epoch in range(epochs):
-            self.method.start_epoch(epoch, batches())
-            finite &= self._note([self._adapt(batch) for batch in batches()])
+        self._done, self._updates = 0, epochs * self.method.restarts * self.method.updates(len(images))
+        for run in (runs := Restarts(self.method, images, fill, largest=self.largest)):
+            for epoch in range(epochs):
+                self.method.start_epoch(epoch, batches())
+                run.finite &= self._note([self._adapt(batch) for batch in batches()])
         self.method.pixel_weight = None
-        return finite
+        self.chosen |= runs.found
+        return runs.finite
 
     def _weighed(self, batch: Tensor, channels: int | None) -> Tensor:
         """Return the images of a batch, and tell the method the weight of their pixels."""

@@ -15,8 +15,8 @@ from tesla_med.engine.memory import attempts, placed
 from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
-from tesla_med.engine.shares import choose_share
 from tesla_med.engine.stages import stage
+from tesla_med.engine.steadiness import choose_share
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Unit, Verdict

@@ -1,17 +1,15 @@
-"""``report/report.html``: one self-contained page that can be read, sent on and printed."""
+"""``report/report.html``: one page that can be read, sent on and printed, and beside it every slice."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config.models import LabelClass
 from tesla_med.engine.quality import audit, pairs
 from tesla_med.records import CaseResult, TileResult
-from tesla_med.reports import _content, _run_content
+from tesla_med.reports import _content, _run_content, overlays, slices
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.reports.drawing import data_uri
@@ -21,22 +19,18 @@ from tesla_med.scoring.metrics import dice
 from tesla_med.scoring.predicted import predicted_cases, predicted_table, predicted_tiles
 from tesla_med.types import CaseView
 
-
-@dataclass(frozen=True)
-class Overlay:
-    """One overlay, ready to be put into the page."""
-
-    uri: str
-    caption: str
-    width: int
+LAYERS = ("adapted", "source", "reference", "entropy")
+"""What can be shown on an image, in the order of the keys 1 to 4; the same as in ``tesla-med review``."""
+MOST_BYTES = 20_000_000
+"""What the pictures of cases may take in the page; the slices beside it have no limit."""
 
 
 @REPORTS.register("html")
 class HtmlReport(Report):
-    """Summary, scores with the worst case first, overlays, calibration and settings."""
+    """Summary, scores with the worst case first, slices, calibration and settings."""
 
     name = "html"
-    summary = "report.html, one self-contained page"
+    summary = "report.html, one page, and every slice beside it"
 
     kinds = (CaseResult, TileResult)
     draws = True
@@ -60,31 +54,86 @@ class HtmlReport(Report):
 
 
 class CasePage:
-    """The page of a run on volumes: the worst cases first, with overlays."""
+    """The page of a run on volumes: the worst cases first, with key slices; every slice lies beside it."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        self._pictures: dict[str, tuple[CaseResult, list[Overlay]]] = {}
+        self._stills: dict[str, tuple[CaseResult, dict[str, Any]]] = {}
         self._agreement: dict[str, dict[int, float | None]] = {}
+        self._counts: dict[str, int] = {}
+        self._layers: set[str] = set()
         self._drawable = 0
 
     def case(self, result: CaseResult, view: CaseView | None) -> None:
-        """Draw the case if it is among the worst so far; keep the agreement of its two masks."""
-        if view is None:
+        """Draw the case, keep its key slices if it is among the worst so far and how its masks agree."""
+        if view is not None:
+            self._agreement[result.case] = {
+                item.value: dice(view.source_mask == item.value, view.mask == item.value)
+                for item in self.run.pipeline.foreground
+            }
+        content = self._earlier(result) if view is None else self._drawn(result, view)
+        self._drawable += view is not None or content is not None
+        if content is None:
             return
-        self._agreement[result.case] = {
-            item.value: dice(view.source_mask == item.value, view.mask == item.value)
-            for item in self.run.pipeline.foreground
-        }
-        self._drawable += 1
-        limit, quality = self.run.pipeline.report.max_cases_with_overlays, self.run.pipeline.quality
-        if limit and len(self._pictures) >= limit:
-            best = max(self._pictures, key=lambda name: _content.severity(self._pictures[name][0], quality))
-            if _content.severity(result, quality) >= _content.severity(self._pictures[best][0], quality):
-                return
-            del self._pictures[best]
-        if limit:
-            self._pictures[result.case] = (result, draw_case(result, view, self.run))
+        self._layers |= {*content["layers"]}
+        if len(content["slices"]) == content["count"]:
+            self._counts[result.case] = content["count"]
+        if self._among_worst(result):
+            key = [item for item in content["slices"] if item["index"] in content["key"]]
+            self._stills[result.case] = (result, {**content, "slices": key})
+            if len(self._stills) > self.run.pipeline.report.max_cases_with_overlays:
+                del self._stills[self._best()]
+
+    def _among_worst(self, result: CaseResult) -> bool:
+        limit = self.run.pipeline.report.max_cases_with_overlays
+        if len(self._stills) < limit:
+            return True
+        return limit > 0 and self._severity(result) < self._severity(self._stills[self._best()][0])
+
+    def _best(self) -> str:
+        return max(self._stills, key=lambda name: self._severity(self._stills[name][0]))
+
+    def _severity(self, result: CaseResult) -> tuple[Any, ...]:
+        return _content.severity(result, self.run.pipeline.quality)
+
+    def _drawn(self, result: CaseResult, view: CaseView) -> dict[str, Any] | None:
+        """Draw a case, and write its slices unless the pipeline wants those of the page only."""
+        from tesla_med.io.nifti import slice_axis
+
+        config = self.run.pipeline.report
+        if not config.slices and not self._among_worst(result):
+            return None
+        axis = slice_axis(view.affine, self.run.pipeline.preprocessing.orientation)
+        key = overlays.choose_slices(view, axis, config.overlays_per_case)
+        chosen = None if config.slices else key
+        content = slices.draw_slices(view, axis, self.run.pipeline.foreground, chosen)
+        content |= {"key": key, "used": result.used}
+        if config.slices:
+            slices.write_slices(slices.file_of(self.run.report_folder, result.case), content)
+        return content
+
+    def _earlier(self, result: CaseResult) -> dict[str, Any] | None:
+        """Return the slices that were written before; those of a mask that was undone become the source's."""
+        path = slices.file_of(self.run.report_folder, result.case)
+        if result.status == "failed":
+            path.unlink(missing_ok=True)
+            return None
+        content = slices.read_slices(path)
+        if content is not None and content["used"] != result.used:
+            content = slices.reset_to_source(content) | {"used": result.used}
+            slices.write_slices(path, content)
+        return content
+
+    def _embedded(self, rows: Sequence[_content.CaseRow]) -> dict[str, dict[str, Any]]:
+        """Return key slices by case, worst first, as many as the page may hold."""
+        left, found = MOST_BYTES, {}
+        for name in (row.name for row in rows if row.name in self._stills):
+            content = self._stills[name][1]
+            left -= slices.encoded_size(content)
+            if left < 0:
+                break
+            found[name] = content
+        return found
 
     def render(self, results: list[CaseResult]) -> str:
         """Return the page as HTML."""
@@ -106,7 +155,14 @@ class CasePage:
             headings=[_content.heading(metric) for metric in _content.figure_metrics(results)],
             definitions=_content.definitions(),
             legend=run.pipeline.foreground,
-            pictures={name: pictures for name, (_, pictures) in self._pictures.items()},
+            stills=(stills := self._embedded(rows)),
+            limited=len(stills) < len(self._stills),
+            files={name: slices.address_of(name) for name in self._counts},
+            counts=self._counts,
+            layers=[name for name in LAYERS if name in self._layers],
+            keys=LAYERS,
+            roles=slices.ROLES,
+            ramp=slices.RAMP,
             drawable=self._drawable,
             undrawn=sum(item.status != "failed" for item in results) - self._drawable,
             nominal=_content.physical_titles() if _content.has_blank_volumes(results) else "",
@@ -150,6 +206,7 @@ class TilePage:
             unread=[item for item in results if item.status == "failed"],
             blank=[item for item in results if item.status == "blank"],
             tiles=len(results),
+            settings=_run_content.settings(run),
         )
         return page
 
@@ -169,45 +226,3 @@ def template(name: str) -> Any:
         lstrip_blocks=True,
     )
     return environment.get_template(name)
-
-
-def draw_case(result: CaseResult, view: CaseView, run: RunContext) -> list[Overlay]:
-    """Draw the slices of one case that hold the most foreground.
-
-    Args:
-        result: its scores, shown above the panels.
-        view: its arrays.
-        run: for the classes, the number of slices and the slice direction.
-    """
-    from tesla_med.io.nifti import slice_axis
-    from tesla_med.reports import overlays
-
-    axis = slice_axis(view.affine, run.pipeline.preprocessing.orientation)
-    low, high = overlays.display_window(view)
-    pictures = []
-    for index in overlays.choose_slices(view, axis, run.pipeline.report.overlays_per_case):
-        figure = overlays.draw(view, axis, index, run.pipeline.foreground, _titles(view, axis, index, run))
-        caption = f"Slice {index + 1} of {view.image.shape[axis]}, display window {low:.4g} to {high:.4g}"
-        uri = data_uri(overlays.to_jpeg(figure), "image/jpeg")
-        pictures.append(Overlay(uri, caption, round(figure.get_figwidth() * figure.dpi)))
-    return pictures
-
-
-def _titles(view: CaseView, axis: int, index: int, run: RunContext) -> dict[str, str]:
-    """Name each panel; with a reference, add the Dice of this slice, said to be of this slice."""
-    from numpy import take
-
-    if view.reference is None:
-        return {}
-    truth = take(view.reference, index, axis=axis)
-    titles = {}
-    for name, mask in (("source", view.source_mask), ("adapted", view.mask)):
-        shown = mask if view.ignored is None else mask * ~view.ignored
-        score = _slice_dice(truth, take(shown, index, axis=axis), run.pipeline.foreground)
-        titles[name] = f"{name}   slice Dice {score}"
-    return titles
-
-
-def _slice_dice(truth: Any, mask: Any, classes: Sequence[LabelClass]) -> str:
-    scores = [dice(truth == item.value, mask == item.value) for item in classes]
-    return " / ".join(_run_content.NOT_APPLICABLE if score is None else f"{score:.2f}" for score in scores)

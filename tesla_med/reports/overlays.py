@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,8 +127,8 @@ def draw(
     axis: int,
     index: int,
     classes: Sequence[LabelClass],
-    titles: Mapping[str, str] | None = None,
     shown: Mapping[str, IntArray] | None = None,
+    window: tuple[float, float] | None = None,
 ) -> Any:
     """Draw slice ``index`` once for each mask, outlines in the colours of the classes.
 
@@ -141,8 +140,8 @@ def draw(
         axis: array axis across which slices are cut.
         index: number of the slice, from 0.
         classes: the classes; value 0 is not drawn.
-        titles: text above each panel by its name, instead of the name.
         shown: masks by name, a panel each, instead of source, adapted and reference.
+        window: intensities shown black and white, instead of those of the case.
 
     Returns:
         A matplotlib figure with an Agg canvas.
@@ -151,7 +150,7 @@ def draw(
     from matplotlib.figure import Figure
 
     plane = layout(view.affine, view.spacing, axis)
-    top, bottom, left, right = _crop(view, plane)
+    top, bottom, left, right = crop(view, plane)
     shown = shown or panels(view)
     width, number = PANEL_INCHES, len(shown)
     breadth = number * width + (number - 1) * GAP_INCHES
@@ -159,7 +158,7 @@ def draw(
     total = height + TITLE_INCHES
     figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
-    low, high = display_window(view)
+    low, high = window or display_window(view)
     for number, (name, mask) in enumerate(shown.items()):
         start = number * (width + GAP_INCHES) / breadth
         axes = figure.add_axes((start, 0, width / breadth, height / total))
@@ -171,16 +170,8 @@ def draw(
         _outline(axes, plane.cut(mask, index), classes)
         axes.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         _letters(axes, plane.letters)
-        title = (titles or {}).get(name, name)
-        figure.text(start + 0.005, 1 - 0.08 / total, title, color=INK, size=10.5, va="top", weight="bold")
+        figure.text(start + 0.005, 1 - 0.08 / total, name, color=INK, size=10.5, va="top", weight="bold")
     return figure
-
-
-def to_jpeg(figure: Any) -> bytes:
-    """Return the figure as a JPEG file."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="jpeg", facecolor=BACKGROUND, pil_kwargs={"quality": 88, "subsampling": 0})
-    return stream.getvalue()
 
 
 def to_array(figure: Any) -> npt.NDArray[np.float32]:
@@ -190,7 +181,7 @@ def to_array(figure: Any) -> npt.NDArray[np.float32]:
     return pixels.astype(np.float32) / 255.0
 
 
-def _crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
+def crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
     """Return first and last + 1 row and column of a square in mm about the foreground."""
     shape = view.image.shape
     union = foreground(view)

@@ -121,7 +121,7 @@ def record_of(
 
 def view_of(case: Case, site: SiteConfig, pipeline: PipelineConfig, folder: RunFolder) -> CaseView | None:
     """Return what reports may draw of a finished case, read from disk; None if it cannot be read."""
-    reference = ignored = None
+    reference = ignored = entropy = None
     try:
         volume = read_case(case, site)
         masks = [read_mask(path(case.name))[0] for path in (folder.source_mask, folder.mask)]
@@ -130,8 +130,11 @@ def view_of(case: Case, site: SiteConfig, pipeline: PipelineConfig, folder: RunF
     if case.labelled:
         with suppress(TeslaMedError):
             reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
+    if folder.uncertainty(case.name).is_file():
+        with suppress(TeslaMedError):
+            entropy = read_map(folder.uncertainty(case.name), 1)[0]
     grid = volume.affine, volume.spacing
-    return CaseView(volume.array[0], masks[0], masks[1], reference, *grid, ignored)
+    return CaseView(volume.array[0], masks[0], masks[1], reference, *grid, ignored, entropy)
 
 
 def count_runs(

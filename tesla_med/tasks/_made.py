@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.scoring import score as scoring
 from tesla_med.types import Case, Prediction, Verdict, Volume
@@ -28,3 +31,4 @@ class Masks:
     adapted: Prediction
     verdict: Verdict
     scored: scoring.Scored | None = None
+    entropy: npt.NDArray[np.float32] | None = None

@@ -134,9 +134,11 @@ class Volumes(Task):
                 source = adapted = self._restore(loaded, outcome.source)
                 if verdict.used != "source":
                     adapted = self._restore(loaded, outcome.probs, outcome.temperature)
+        made = Masks(source, adapted, verdict)
         with stage("write"):
-            self._write(folder, loaded, source, adapted)
-        return Masks(source, adapted, verdict)
+            made.entropy = scoring.normalised_entropy(adapted.probs) if "uncertainty" in self.wanted else None
+            self._write(folder, loaded, made)
+        return made
 
     def _restore(self, loaded: Loaded, probs: Tensor, temperature: float = 1.0) -> Prediction:
         from tesla_med.engine.postprocess import keep_largest
@@ -154,15 +156,14 @@ class Volumes(Task):
         probs[0] = 1.0
         return Prediction(probs, scoring.label_values(probs, self.pipeline))
 
-    def _write(self, folder: RunFolder, loaded: Loaded, source: Prediction, adapted: Prediction) -> None:
+    def _write(self, folder: RunFolder, loaded: Loaded, made: Masks) -> None:
         """Write all files of the case or none; the mask gets its name last."""
-        name, volume = loaded.case.name, loaded.volume
+        name, volume, source, adapted = loaded.case.name, loaded.volume, made.source, made.adapted
         paths = folder.source_mask(name), folder.probs(name), folder.uncertainty(name), folder.mask(name)
         files = [(paths[0], lambda: encode_mask(paths[0], source.mask, volume))]
         if "probs" in self.wanted:
             files.append((paths[1], lambda: encode_map(paths[1], adapted.probs, volume)))
-        if "uncertainty" in self.wanted:
-            entropy = scoring.normalised_entropy(adapted.probs)
+        if (entropy := made.entropy) is not None:
             files.append((paths[2], lambda: encode_map(paths[2], entropy, volume)))
         files.append((paths[3], lambda: encode_mask(paths[3], adapted.mask, volume)))
         write_together(files)
@@ -192,6 +193,7 @@ class Volumes(Task):
             affine=volume.affine,
             spacing=volume.spacing,
             ignored=None if finished.scored is None else finished.scored.ignored,
+            entropy=finished.entropy,
         )
 
     # ------------------------------------------------------------ resuming and going back

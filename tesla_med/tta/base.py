@@ -29,6 +29,8 @@ from tesla_med.tta._mechanics.parameters import require_norm_layers as require_n
 
 Scalars = dict[str, Tensor | float]
 """What an update reports, by name."""
+RESTART_SEEDS = 1_000_003
+"""What the seeds of two runs on one case differ by."""
 
 
 class MethodParams(Section):
@@ -108,6 +110,17 @@ class TTAMethod(Execution, ABC):
     def shares(self) -> tuple[float, ...]:
         """Shares of a case's own normalisation statistics that may be chosen for it; empty: no choice."""
         return ()
+
+    @property
+    def restarts(self) -> int:
+        """How often to learn from a case, of which the run with the steadiest mask is kept."""
+        return int(getattr(self.params, "restarts", 1))
+
+    def draw_anew(self, number: int) -> None:
+        """Draw otherwise than before from now on, in the same way for the same number."""
+        seed = self.context.seed + RESTART_SEEDS * number
+        self.generator.manual_seed(seed)
+        self.noise_generator.manual_seed(seed + 1)
 
     def use_share(self, share: float) -> None:
         """Normalise by one of ``shares`` from now on; a method without them has nothing to do."""

@@ -1,4 +1,4 @@
-"""VeSTA: TeSLA under volume-wise statistics, whose share is chosen case by case.
+"""VeSTA: TeSLA under volume-wise statistics, steadied by restarts; zoomed views of the case choose both.
 
 TeSLA normalises every pass by the statistics of the images, its predictions by those of the volume. That is
 what makes up for another scanner, and what misleads it where a volume differs from the training for reasons
@@ -9,9 +9,14 @@ its passes, those of the teacher, the policy, the student and the prediction, by
 
 in every layer. Before a case is learned from, the source model is asked for a mask under each of
 ``statistics_shares``, of the slices as they are and of the reduced and enlarged slices, and the share under
-which the masks agree best is taken (``tesla_med.engine.shares``; docs/method/vesta.md). No loss asks for
-that agreement. Where the adapted network predicts whole sites (M), it is asked in the same way for every
-case. Everything else is TeSLA's. A network without batch norm has nothing to share, and VeSTA is TeSLA.
+which the masks agree best is taken. Where the adapted network predicts whole sites (M), it is asked in the
+same way for every case.
+
+What TeSLA learns from a single case depends on what it draws. VeSTA learns ``restarts`` times, always from
+the source model, and keeps the network whose masks of the zoomed slices agree best with its mask.
+
+Both choices are made by ``tesla_med.engine.steadiness`` (docs/method/vesta.md). No loss asks for that
+agreement. Everything else is TeSLA's. A network without batch norm has no share to choose.
 """
 
 from __future__ import annotations
@@ -40,6 +45,9 @@ class VeSTAParams(TeSLAParams):
         min_length=1,
         description="shares of the images' own statistics, in (0, 1], of which one is chosen for each case",
     )
+    restarts: int = Field(
+        1, ge=1, description="times that is learned from a case, of which the steadiest result is kept"
+    )
 
 
 @METHODS.register("vesta")
@@ -51,7 +59,7 @@ class VeSTA(TeSLA):
     """
 
     name = "vesta"
-    summary = "TeSLA with as much of each volume's own normalisation statistics as suits it"
+    summary = "TeSLA with a share of each volume's own statistics and one of several runs, both chosen"
     citation = f"{TeSLA.citation}; You et al., Test-time Batch Statistics Calibration, 2021"
     protocols = ("N-O", "N-M")
     Params = VeSTAParams
@@ -94,10 +102,14 @@ class VeSTA(TeSLA):
         found = super().deployed_params(images)
         return found | {"statistics_shares": self.shares} if images is None and self.shares else found
 
+    def learning_passes(self, slices: int) -> float:
+        """Return the passes of the updates of every run."""
+        return super().learning_passes(slices) * self.restarts
+
     def predicting_passes(self, slices: int) -> float:
-        """Return the forward passes of a prediction, the choice of the share included."""
-        views = 2.0 + ZOOMED
-        return super().predicting_passes(slices) + len(self.shares) * views * slices
+        """Return the forward passes of a prediction, the choices of the share and of the run included."""
+        choices = len(self.shares) + (self.restarts if self.restarts > 1 else 0)
+        return super().predicting_passes(slices) + choices * (2.0 + ZOOMED) * slices
 
     def state_dict(self) -> dict[str, Any]:
         """Return TeSLA's state and the share."""

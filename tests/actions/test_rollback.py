@@ -12,6 +12,7 @@ import small_site as small
 from tesla_med.actions.rollback import rollback
 from tesla_med.errors import OutputError
 from tesla_med.io.files import sha256
+from tesla_med.reports.slices import read_slices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("Case00", "Case01", "Case02")
@@ -69,6 +70,11 @@ def test_later_cases_get_the_source_masks(place, reset, number):
     after = rows(out)
     for index, name in enumerate(NAMES):
         key = f"masks/{name}_mask.nii.gz"
+        shown = read_slices(out / f"report/slices/{name}.js")
+        assert shown["used"] == ("adapted" if index < kept else "source")
+        assert ("entropy" in shown["layers"]) == (index < kept)
+        same = [item["adapted"] == item["source"] for item in shown["slices"]]
+        assert all(same) or index < kept
         if index < kept:
             assert small.masks(out)[key] == masks[key]
             assert after[name] == before[name]

@@ -15,7 +15,7 @@ from tesla_med.demo.recipes import RECIPES
 from tesla_med.tta.base import METHODS, check_params
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-LEARN = ("tent", "pl", "shot", "cotta", "adacontrast", "ttt_pp", "ttac", "tesla", "tesla_s")
+LEARN = ("tent", "pl", "shot", "cotta", "adacontrast", "ttt_pp", "ttac", "tesla", "tesla_s", "vesta")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def test_all_that_learn_see_as_many_slices_and_predict_alike(program, task):
             for protocol in program.protocols_of(row, block):
                 cell = program.Cell(block, "trained", row, protocol, 0, "D", 1)
                 params = check_params(row, program.params_of(cell, pipeline))
-                seen = (params.batch_slices, params.draw, params.updates_per_case, params.epochs)
+                updates = params.updates_per_case and params.updates_per_case * getattr(params, "restarts", 1)
+                seen = (params.batch_slices, params.draw, updates, params.epochs)
                 if block == "restart":
                     assert seen == (8, "replacement", 24, 1), row
                 else:

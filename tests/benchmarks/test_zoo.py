@@ -115,6 +115,14 @@ def test_the_candidates_by_hand(zoo):
     assert lines[3][2:] == lines[2][2:]  # of one model and site the mean is its own
 
 
+def test_the_steadiest_seed_of_each_volume(zoo):
+    def volume(case, seed, steady):
+        return row(seed=seed) | {"case": case, "signals": {"consistency_adapted": steady}}
+
+    rows = [volume("a", 1, 0.5), volume("a", 2, 0.7), volume("b", 1, 0.9), volume("b", 2, 0.9)]
+    assert [(item["case"], item["seed"]) for item in zoo.steadiest(rows)] == [("a", 2), ("b", 1)]
+
+
 def test_the_audit_by_hand(zoo):
     rows = [row(default=70.0), row(default=82.0), row(default=86.0)]
     last = zoo.audit(rows).splitlines()[-1]

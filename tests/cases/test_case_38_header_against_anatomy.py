@@ -3,11 +3,11 @@ for review.
 
 """
 
+import re
+
 import nibabel as nib
 import numpy as np
-import pytest
 import small_site as small
-from matplotlib.axes import Axes
 
 CASE = 38
 REPORTS = ("reports=[table,html]",)
@@ -20,21 +20,7 @@ def relabelled(path):
     nib.save(nib.Nifti1Image(np.asarray(image.dataobj), affine), path)
 
 
-@pytest.fixture
-def letters(monkeypatch):
-    """Return the single letters that are written into pictures, left, right, top and bottom of each."""
-    found, text = [], Axes.text
-
-    def note(self, x, y, words, *more, **options):
-        if len(words) == 1 and words in "LRAPSI":
-            found.append(words)
-        return text(self, x, y, words, *more, **options)
-
-    monkeypatch.setattr(Axes, "text", note)
-    return found
-
-
-def test_the_pictures_say_what_the_header_says(small_weights, tmp_path, letters):
+def test_the_pictures_say_what_the_header_says(small_weights, tmp_path):
     for name, change in (("plain", lambda path: None), ("turned", relabelled)):
         (path,) = small.make_volumes(tmp_path / name, 1)
         for reference in path.parent.glob("*_segmentation*"):
@@ -42,10 +28,13 @@ def test_the_pictures_say_what_the_header_says(small_weights, tmp_path, letters)
         change(path)
         options = {"method": "source", "reports": REPORTS}
         result = small.run(path.parent, small_weights, tmp_path / f"out-{name}", **options)
-        assert "data:image/jpeg" in (result.out / "report/report.html").read_text(encoding="utf-8")
+        page = (result.out / "report/report.html").read_text(encoding="utf-8")
+        assert "data:image/jpeg" in page
+        letters = re.findall(r'<span class="letter">(.)</span>', page)
         assert letters[:4] == ["R", "L", "A", "P"]
         assert set(letters) == set("RLAP")
-        letters.clear()
+        (beside,) = (result.out / "report/slices").glob("*.js")
+        assert '"letters":["R","L","A","P"]' in beside.read_text(encoding="utf-8")
 
 
 def test_an_unsure_mask_is_for_review(small_weights, tmp_path):

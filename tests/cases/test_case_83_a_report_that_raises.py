@@ -6,6 +6,7 @@ import json
 from contextlib import contextmanager
 
 import matplotlib.figure
+import PIL.Image
 import pytest
 import small_site as small
 import tile_site
@@ -15,20 +16,27 @@ CASE = 83
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+DRAWING = {matplotlib.figure.Figure: "savefig", PIL.Image.Image: "save"}
+
+
 @pytest.fixture
 def undrawable(monkeypatch):
-    """Return a context in which no figure of a format can be drawn."""
-    original = matplotlib.figure.Figure.savefig
+    """Return a context in which no figure, or no picture, of a format can be drawn."""
+    originals = {of: getattr(of, name) for of, name in DRAWING.items()}
 
-    @contextmanager
-    def within(kind):
-        def savefig(self, *args, **kwargs):
-            if kwargs.get("format") == kind:
+    def failing(original, kind):
+        def save(self, *args, **kwargs):
+            if str(kwargs.get("format", "")).lower() == kind:
                 raise RuntimeError("no font")
             return original(self, *args, **kwargs)
 
+        return save
+
+    @contextmanager
+    def within(kind):
         with monkeypatch.context() as patch:
-            patch.setattr(matplotlib.figure.Figure, "savefig", savefig)
+            for of, name in DRAWING.items():
+                patch.setattr(of, name, failing(originals[of], kind))
             yield
 
     return within

@@ -19,7 +19,7 @@ class Recorder:
     """A method that writes down what is done to it."""
 
     adapts = True
-    shares = ()
+    shares, restarts = (), 1
     model = SimpleNamespace(task="segmentation")
 
     def __init__(self, *, epochs=1, size=2, draw="ordered", losses=(), fail=None):

@@ -6,13 +6,24 @@ import re
 
 import numpy as np
 import pytest
-from made_up_runs import SPACING, case, drive, failed, probabilities, run_context, unscored
+from made_up_runs import (
+    SPACING,
+    case,
+    drive,
+    failed,
+    failed_tile,
+    probabilities,
+    run_context,
+    tile,
+    tile_context,
+    unscored,
+)
 
 from tesla_med.config.models import LabelClass, QualityConfig
 from tesla_med.errors import ConfigError
 from tesla_med.io.nifti import slice_axis
 from tesla_med.records import CaseResult, ClassScore
-from tesla_med.reports import _content, _run_content, overlays
+from tesla_med.reports import _content, _run_content, overlays, slices
 from tesla_med.reports.base import REPORTS, make_reports
 from tesla_med.reports.calibration import reliability_png, summarise_results
 from tesla_med.scoring.areas import boundary_band, calibration_region, count_case
@@ -266,14 +277,15 @@ def test_tensorboard_holds_scores_losses_and_overlays(tmp_path):
     found = events(tmp_path / "tensorboard")
     scalars = set(found.Tags()["scalars"])
     assert {"dice/prostate", "dice/mean", "dice_source/prostate", "site_mean/dice_adapted"} <= scalars
-    assert {"loss/total", "policy/magnitude/gamma", "volume_ml/prostate", "entropy/adapted"} <= scalars
+    assert {"loss/total", "volume_ml/prostate", "entropy/adapted"} <= scalars
+    assert not [tag for tag in scalars if tag.startswith("policy/")]
     dice = found.Scalars("dice/prostate")
     assert [event.step for event in dice] == [0, 2]
     assert dice[0].value == pytest.approx(pairs[0][0].mean_dice)
     running = (pairs[0][0].mean_dice + pairs[2][0].mean_dice) / 2
     assert found.Scalars("site_mean/dice_adapted")[-1].value == pytest.approx(running)
     assert [round(event.value, 4) for event in found.Scalars("loss/total")] == [1.0, 0.5, 0.3333]
-    assert found.Tags()["images"] == ["overlay/HK/Case01", "all_cases/dice"]
+    assert found.Tags()["images"] == ["overlay/HK/Case01", "all_cases/dice", "policy/heat_map"]
     (text,) = found.Tensors("overlay/HK/Case01/text_summary")
     assert b"display window" in text.tensor_proto.string_val[0]
     assert b"source | adapted | reference" in text.tensor_proto.string_val[0]
@@ -421,7 +433,8 @@ def test_constant_image_can_be_drawn(tmp_path):
     _, view = case(run_context(tmp_path), 1)
     flat = CaseView(np.zeros_like(view.image), view.mask, view.mask, None, view.affine, SPACING)
     figure = overlays.draw(flat, 2, 6, run_context(tmp_path).pipeline.classes)
-    assert overlays.to_jpeg(figure)[:2] == b"\xff\xd8"
+    assert np.isfinite(overlays.to_array(figure)).all()
+    assert slices.draw_slices(flat, 2, run_context(tmp_path).pipeline.foreground, [6])["window"] == "0 to 1"
 
 
 # ---------------------------------------------------------------- html
@@ -430,12 +443,14 @@ def test_constant_image_can_be_drawn(tmp_path):
 def test_page_loads_nothing_and_carries_its_pictures(tmp_path):
     run = run_context(tmp_path)
     html = page(run, [case(run, 1), case(run, 2)])
-    sources = re.findall(r'(?:src|href)="([^"]*)"', html)
+    sources = re.findall(r'\s(?:src|href)="([^"]*)"', html)
     assert sources
     assert all(item.startswith(("data:image/", "#case-")) for item in sources)
-    assert "<script" not in html
+    assert len(re.findall("<script", html)) == 1  # its own; what it loads lies beside the page
+    assert re.findall(r'data-slices="([^"]*)"', html) == ["slices/HK/Case01.js", "slices/HK/Case02.js"]
     assert "url(" not in html
     assert "@import" not in html
+    assert "fetch(" not in html
     assert html.count("data:image/jpeg") == 6  # two cases, three slices
     assert html.count("data:image/png") == 1
     targets = {item[1:] for item in sources if item.startswith("#")}
@@ -548,7 +563,10 @@ def test_pictures_are_kept_for_the_worst_cases(tmp_path):
     # masks moved further off the truth are worse; the best one comes first
     html = page(run, [case(run, number, shift=shift) for number, shift in ((1, 0), (2, 6), (3, 3), (4, 5))])
     assert html.count("data:image/jpeg") == 2
-    assert set(re.findall(r"<h3>(HK/Case\d+)</h3>", html)) == {"HK/Case02", "HK/Case04"}
+    shown = html.split('<section class="shown"')[1:]
+    drawn = {re.search(r"<h3>(.*)</h3>", part)[1] for part in shown if "data:image/jpeg" in part}
+    assert drawn == {"HK/Case02", "HK/Case04"}
+    assert len(shown) == 4  # all have their slices beside the page
     assert "2 worst of 4 cases" in text_of(html)
 
 
@@ -598,3 +616,26 @@ def test_signed_changes():
     assert _content.signed(0.0123) == "+0.012"
     assert _content.signed(-0.0123) == "−0.012"
     assert _content.signed(-0.0001) == "±0.000"
+
+
+# ---------------------------------------------------------------- page of tiles
+
+
+def test_the_page_of_tiles_has_counts_and_settings(tmp_path):
+    from dataclasses import replace
+
+    made = {"method": {"name": "tesla", "parameters": {"learning_rate": 0.00125}}, "device": "cpu"}
+    found = {"failed": {"TUM/90.png": "a result"}, "predicted": {"tumour": {"source": 3}}}
+    run = replace(tile_context(tmp_path, notes=("weights <without> a card",)), manifest=made | found)
+    pairs = [tile(run, number, shift=1 if number < 4 else 0) for number in range(12)]
+    text = text_of(page(run, [*pairs, (failed_tile(), None)]))
+    for number, item in enumerate(run.pipeline.classes):
+        before = [int(np.argmax(record.probs_source)) for record, _ in pairs]
+        ours = [int(np.argmax(record.probs)) for record, _ in pairs]
+        assert f"{item.name} {before.count(number)} {ours.count(number)}" in text
+    settings = text.split("Settings")[1]
+    for wanted in ("parameters.learning_rate 0.00125", "device cpu", "seed 0", "pipeline kather"):
+        assert wanted in settings
+    assert "a result" not in settings
+    assert "13 tiles, of which 1 could not be read" in text
+    assert "weights &lt;without&gt; a card" in text

@@ -50,7 +50,7 @@ def test_curves_of_a_run(weights, tmp_path, protocol):
     losses = [tag for tag in tags["scalars"] if tag.startswith("loss")]
     assert losses
     assert [step for step, _ in values(found, losses[0])] == [0, 1, 2]
-    assert any(tag.startswith("policy/") for tag in tags["scalars"])
+    assert not any(tag.startswith("policy/") for tag in tags["scalars"])
     running = values(found, "running/accuracy_adapted")
     assert [step for step, _ in running] == [4, 8, 12]
     assert running[-1][1] == pytest.approx(result.mean)
@@ -65,7 +65,7 @@ def test_curves_of_a_run(weights, tmp_path, protocol):
             assert values(found, f"final/{key}_{name}") == [(12, pytest.approx(figures[name][key]))]
         by_class = values(found, f"final/accuracy_{name}/tumour")[0][1]
         assert by_class == pytest.approx(figures[name]["accuracy_by_class"][0])
-    assert set(tags["images"]) == {"uncertain", "confusion", "reliability"}
+    assert set(tags["images"]) == {"uncertain", "confusion", "reliability", "policy/heat_map"}
     assert any(path.name.startswith("events") for path in result.files)
 
 
@@ -74,7 +74,7 @@ def test_without_labels_and_without_the_report(weights, tmp_path):
     tags = events(result.out / "tensorboard").Tags()
     assert "entropy/adapted" in tags["scalars"]
     assert not [tag for tag in tags["scalars"] if tag.startswith(("running", "final"))]
-    assert tags["images"] == ["uncertain"]
+    assert set(tags["images"]) == {"uncertain", "policy/heat_map"}
     (tmp_path / "second").mkdir()
     quiet = run(weights, tmp_path / "second", reports="[table]")
     assert not (quiet.out / "tensorboard").exists()

@@ -74,7 +74,7 @@ def test_source_and_adapted_panels_show_the_same_grey(tmp_path):
     _, view = case(run_context(tmp_path), 1, referenced=False, empty=True)
     nothing = np.zeros_like(view.mask)
     bare = CaseView(view.image, nothing, nothing, None, view.affine, view.spacing)
-    figure = overlays.draw(bare, 2, 6, run_context(tmp_path).pipeline.classes, {"source": "", "adapted": ""})
+    figure = overlays.draw(bare, 2, 6, run_context(tmp_path).pipeline.classes)
     axes = figure.axes
     assert len(axes) == 2
     limits = [item.images[0].get_clim() for item in axes]

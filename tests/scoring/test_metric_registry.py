@@ -15,9 +15,9 @@ from small_volumes import diagonal, write
 from tesla_med.actions.evaluate import evaluate
 from tesla_med.compare.figures import DICE
 from tesla_med.records import ClassScore
+from tesla_med.reports._curves import CaseCurves
 from tesla_med.reports.base import make_reports
 from tesla_med.reports.table import columns
-from tesla_med.reports.tensorboard import CaseCurves
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import metrics
 from tesla_med.scoring.masks import columns as evaluate_columns

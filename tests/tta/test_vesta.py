@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tesla_med.engine.driver import Driver
-from tesla_med.engine.shares import choose_share
+from tesla_med.engine.steadiness import choose_share, steadiness
 from tesla_med.models.normalisation import copied, running_statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,6 +59,30 @@ def test_a_share_is_chosen_for_each_case_and_forgotten(make_tta, make_images, sa
     method.reset()
     assert method.share == 1.0
     assert same_state(method.state_dict(), start)
+
+
+def test_the_steadiest_of_several_runs_is_kept(make_tta, make_images, same_state):
+    images = shifted(make_images)
+    rate = {"learning_rate": 0.02, "statistics_shares": (1.0,)}
+    several = make_tta("vesta", **ONCE, **rate, restarts=3)
+    driver = Driver(several, "N-O", "case")
+    probs = driver.adapt_and_predict(images)
+    found = [driver.chosen[f"consistency_of_run_{number}"] for number in (1, 2, 3)]
+    assert found[int(driver.chosen["run_taken"]) - 1] == max(found)
+    assert len(set(found)) > 1
+    assert steadiness(several, images) == max(found)
+    alone = []
+    for number in (1, 2, 3):
+        method = make_tta("vesta", **ONCE, **rate)
+        if number > 1:
+            method.draw_anew(number)
+            method._initial["generators"] = method.state_dict()["generators"]
+        alone.append((Driver(method, "N-O", "case").adapt_and_predict(images), steadiness(method, images)))
+    assert [value for _, value in alone] == found
+    assert torch.equal(alone[int(driver.chosen["run_taken"]) - 1][0], probs)
+    assert several.learning_passes(4) == 3 * make_tta("vesta", **ONCE).learning_passes(4)
+    again = Driver(several, "N-O", "case").adapt_and_predict(images)
+    assert torch.equal(again, probs)
 
 
 def test_it_is_asked_of_the_source_model(make_tta, make_images):
