@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-cord demo-kather test test-all stress lint types docs format clean
+.PHONY: demo demo-cord demo-kather test test-all test-oldest stress lint types docs format clean
 
 demo: $(STAMP)
 	$(BIN)/tesla-med demo --task prostate --out demo
@@ -21,6 +21,14 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m slow
+
+# The same with the lowest versions that pyproject.toml allows, in a virtual environment of their own.
+OLDEST ?= .venv-oldest
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python tests/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet -c $(OLDEST)/constraints.txt -e ".[dev]"
+	$(OLDEST)/bin/python -m pytest -q -n auto -m "not slow"
 
 stress: $(STAMP)
 	TESLA_MED_EXAMPLES=1000 $(BIN)/python -m pytest -q -n auto tests/test_properties.py
@@ -50,4 +58,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo demo-cord demo-kather runs site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) demo demo-cord demo-kather runs site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,6 +19,7 @@ from tesla_med.records import SiteResult
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, reports_of
 from tesla_med.scoring.text import some_of
+from tesla_med.tasks.base import Resolved as Resolved
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.types import Elsewhere, Items, Ref, Unit
 
@@ -38,23 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 RESETS: tuple[Reset, ...] = ("never", "site", "case")
 NOT_A_DEVICE = "Not a medical device: for research use only."
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What is known of a request before torch is imported.
-
-    Attributes:
-        site: the site.
-        pipeline: the pipeline as given.
-        task: of the pipeline.
-        items: what was found.
-    """
-
-    site: SiteConfig
-    pipeline: PipelineConfig
-    task: Task
-    items: Items
 
 
 @dataclass(frozen=True)
@@ -269,12 +253,12 @@ def make_plan(request: RunRequest) -> Plan:
     return open_plan(request, resolve_request(request))
 
 
-def resolve_request(request: RunRequest) -> Resolved:
+def resolve_request(request: RunRequest, *, find: bool = True) -> Resolved:
     """Return site, pipeline, task and items of a request: whatever can be checked without torch.
 
     Raises:
         ConfigError: an unknown name, a wrong override, or an option that means nothing for this task.
-        DataError: no items found.
+        DataError: no items found; without ``find`` none are looked for.
     """
     if request.reset is not None and request.reset not in RESETS:
         raise ConfigError(unknown_name("reset", request.reset, list(RESETS)))
@@ -291,8 +275,9 @@ def resolve_request(request: RunRequest) -> Resolved:
     }
     task.refuse(request.wanted | {name for name, yes in asked.items() if yes})
     reports_of(task, pipeline.reports)
-    others = other_sites(site) if request.site is not None else []
-    return Resolved(site, pipeline, task, task.find(user_path(request.volumes), others))
+    folder, others = user_path(request.volumes), other_sites(site) if request.site is not None else []
+    items = task.find(folder, others) if find else Items(folder, (), (), ())
+    return Resolved(site, pipeline, task, items)
 
 
 def open_plan(request: RunRequest, resolved: Resolved) -> Plan:

@@ -48,12 +48,15 @@ class Place:
             "sites check": [f"{self.pipeline}/X", "--volumes", "nii"],
             "demo": ["--device", "cpu"],
             "study": ["study.yaml", "--scheduler", "none", *data],
+            "watch": ["nii", "--site", f"{self.pipeline}/X", "--device", "cpu", "--once", "--settle", "0"],
         }[command]
-        if command in ("adapt", "predict", "train", "compare", "study"):
+        if command == "watch":
+            known = [*known, "--weights", "w/source.safetensors"]
+        if command in ("adapt", "predict", "train", "compare", "study", "watch"):
             known = [*known, "--out", out]
         if command == "statistics":
             known = [*known, "--out", f"{out}.statistics.safetensors"]
-        if command == "adapt":
+        if command in ("adapt", "watch"):
             known = [*known, "--method", "source"]
         if command == "compare":
             known = [*known, "--methods", "source", "--seeds", "1"]

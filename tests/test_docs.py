@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -165,7 +167,19 @@ def test_the_plan_rests_on_the_measured_rates():
         assert sum(item.numel() for item in UNet(1, 2, width).parameters()) == RATES[name][1]
 
 
+def drift_table(number: int) -> str:
+    """Return one of the tables of a run of benchmarks/drift.py that was kept."""
+    spec = importlib.util.spec_from_file_location("drift", ROOT / "benchmarks" / "drift.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.tables(json.loads(read("docs/reference/results/drift.json"))).split("\n\n")[number]
+
+
+WATCH = "docs/how-to/watch-a-folder.md"
 TABLES = {
+    "drift-false-alarms": (WATCH, lambda: drift_table(0)),
+    "drift-delays": (WATCH, lambda: drift_table(1)),
+    "drift-images": (WATCH, lambda: drift_table(2)),
     "study-plan": ("docs/reference/performance.md", study_table),
     "metrics": ("docs/reference/outputs.md", metric_table),
     "methods": ("docs/method/other-methods.md", method_table),
@@ -327,12 +341,25 @@ def test_columns_and_files_are_described():
     from tesla_med.study.run import OWN
     from tesla_med.study.tables import COLUMNS
     from tesla_med.training.train import OWN_FILES
+    from tesla_med.watch import history
+    from tesla_med.watch.statistics import NAMES
 
     text = read("docs/reference/outputs.md")
     folder = RunFolder(Path())
     makers = (folder.mask, folder.source_mask, folder.probs, folder.uncertainty)
     files = [str(make("<case>").as_posix()) for make in makers]
-    for name in (*columns(), *evaluate_columns(), *TILE_COLUMNS, *COLUMNS, *PARTS, *OWN_FILES, *OWN, *files):
+    watched = (*history.OWN, *history.COLUMNS, *NAMES)
+    for name in (
+        *columns(),
+        *evaluate_columns(),
+        *TILE_COLUMNS,
+        *COLUMNS,
+        *PARTS,
+        *OWN_FILES,
+        *OWN,
+        *files,
+        *watched,
+    ):
         assert re.search(rf"`{re.escape(name)}/?`", text), f"outputs.md does not describe {name}"
 
 

@@ -144,15 +144,18 @@ def test_other_sites():
     assert names == {"A", "B", "C", "D", "E"}
 
 
-def test_resolve_refuses_what_does_not_belong_together():
+def test_resolve_refuses_what_does_not_belong_together(tmp_path):
     with pytest.raises(ConfigError, match="not one of pipeline"):
         resolve(load_site("gm2018-UCL"), "prostate", ())
     site, pipeline = resolve("gm2018-UCL", None, ())
     assert (site.id, pipeline.name) == ("gm2018-UCL", "spinal_cord")
     with pytest.raises(ConfigError, match="give --site"):
         resolve(None, None, ())
+    with pytest.raises(CheckpointError, match=r"weights\.pth: no such file or folder"):
+        resolve(None, None, (), tmp_path / "weights.pth")
+    (tmp_path / "weights.pth").touch()
     with pytest.raises(ConfigError, match="no card"):
-        resolve(None, None, (), "weights.pth")
+        resolve(None, None, (), tmp_path / "weights.pth")
 
 
 def test_notes_say_what_is_not_available_in_practice(volumes, weights):

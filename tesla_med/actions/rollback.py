@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def _rewrite(
     manifest["rolled_back"] = {
         **content.get("rolled_back", {}),
         **done,
-        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     context = RunContext(
         *(folder.out, task.site, task.pipeline, settings["method"], settings["protocol"]),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tesla_med import __version__
-from tesla_med.cli import evaluating, exporting, looking, reviewing, running, studying, training
+from tesla_med.cli import evaluating, exporting, looking, reviewing, running, studying, training, watching
 from tesla_med.cli.console import Screen
 from tesla_med.errors import TeslaMedError
 
@@ -34,6 +34,7 @@ for group in (
     running.app,
     evaluating.app,
     studying.app,
+    watching.app,
     exporting.app,
     reviewing.app,
     looking.app,
@@ -43,7 +44,7 @@ for group in (
 
 RESUMED = ("adapt", "train", "compare")
 """Commands that know ``--resume``."""
-GOES_ON = ("study",)
+GOES_ON = ("study", "watch")
 """Commands that go on where they were interrupted when they are called again."""
 
 

@@ -137,7 +137,10 @@ def _pipeline_of_card(weights: str | Path | None) -> str:
         raise ConfigError(
             "give --site, or --weights and --pipeline: without them nothing says what to look for"
         )
-    card = user_path(weights).with_suffix(".json")
+    path = user_path(weights)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder; give the weights with --weights")
+    card = path.with_suffix(".json")
     if not card.is_file():
         raise ConfigError("these weights have no card, so give --pipeline or --site")
     try:

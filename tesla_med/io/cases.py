@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tesla_med.config.models import SiteConfig
@@ -49,7 +49,12 @@ def check_there(volumes: Path) -> None:
 
 
 def find_cases(
-    volumes: Path, site: SiteConfig, other_sites: Sequence[SiteConfig] = (), channels: int = 1
+    volumes: Path,
+    site: SiteConfig,
+    other_sites: Sequence[SiteConfig] = (),
+    channels: int = 1,
+    *,
+    each: bool = False,
 ) -> CaseList:
     """Find the cases of ``site``.
 
@@ -64,6 +69,8 @@ def find_cases(
         other_sites: the other sites of the pipeline.
         channels: of the images. With several, ``site.files.image`` has one pattern per channel, and the files
             of a case share folder and case key.
+        each: what is wrong with one case becomes its ``problem`` in place of an error, and finding none is
+            none.
 
     Raises:
         ConfigError: another number of patterns than of channels, or a pattern that can never match.
@@ -83,14 +90,14 @@ def find_cases(
     files, skipped = walk(folder, foreign)
     matcher = Matcher(site, folder, channels)
     files = matcher.with_roots(files, skipped)
-    cases = matcher.cases(files, skipped)
+    cases = matcher.cases(files, skipped, each=each)
     remarks = matcher.remarks(cases, files)
     for text in remarks:
         log.warning("site %s: %s", site.id, text)
     cases = cases or _series(files, folder, site, skipped)
-    if not cases:
+    if not cases and not each:
         raise DataError(_nothing(folder, site, files, skipped))
-    _refuse_clashes(cases)
+    cases = _without_clashes(cases) if each else _refuse_clashes(cases)
     return CaseList(
         folder,
         tuple(sorted(cases, key=lambda case: natural(case.name))),
@@ -185,15 +192,32 @@ def _site_folder(folder: Path, names: frozenset[str]) -> Path:
     return found[0] if found else folder
 
 
-def _refuse_clashes(cases: Sequence[Case]) -> None:
-    by_name: dict[str, list[Path]] = defaultdict(list)
+def _by_name(cases: Sequence[Case]) -> list[list[Case]]:
+    """Return the cases whose results would share a name, together."""
+    groups: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
-        by_name[fold(case.name)].append(case.image)
-    clashes = [" and ".join(map(str, sorted(paths))) for paths in by_name.values() if len(paths) > 1]
+        groups[fold(case.name)].append(case)
+    return list(groups.values())
+
+
+def _shared_name(groups: Sequence[Sequence[Case]]) -> str:
+    clashes = [" and ".join(sorted(str(case.image) for case in group)) for group in groups]
+    return f"images whose results would share a name: {'; '.join(sorted(clashes))}; rename or remove one"
+
+
+def _refuse_clashes(cases: list[Case]) -> list[Case]:
+    clashes = [group for group in _by_name(cases) if len(group) > 1]
     if clashes:
-        raise DataError(
-            f"images whose results would share a name: {'; '.join(sorted(clashes))}; rename or remove one"
-        )
+        raise DataError(_shared_name(clashes))
+    return cases
+
+
+def _without_clashes(cases: list[Case]) -> list[Case]:
+    """Return one case for each name, with a problem where several images would share it."""
+    return [
+        group[0] if len(group) == 1 else replace(group[0], problem=_shared_name([group]))
+        for group in _by_name(cases)
+    ]
 
 
 def _nothing(

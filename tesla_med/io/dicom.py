@@ -24,6 +24,7 @@ from tesla_med.io.names import fold, natural
 _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
 _DESCRIPTION, _PROTOCOL, _STUDY, _PATIENT = "0008|103e", "0018|1030", "0020|000d", "0010|0020"
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
+_RELATED = "0020|1209"
 _STEP, _THICKNESS = "0018|0088", "0018|0050"
 UNEVEN = 0.05
 """Largest deviation of a slice's position from an even stack, as a share of the step."""
@@ -108,6 +109,25 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     return RawImage(array.T, affine, notes=[f"read from a DICOM series of {len(slices)} slices"])
 
 
+def check_count(folder: Path, series: str | None = None) -> None:
+    """Check that a folder holds as many slices as their headers say that the series has, where they say so.
+
+    Args:
+        folder: of the slices.
+        series: as of :func:`read_dicom`.
+
+    Raises:
+        DataError: there are fewer, or a file cannot be read.
+    """
+    slices = [item for item in map(read_header, dicom_files(folder)) if is_chosen(item, series)]
+    stated = max((item.stated for item in slices), default=0)
+    if len(slices) < stated:
+        raise DataError(
+            f"{folder}: {len(slices)} of the {stated} slices of the series that the headers state; "
+            "the others are still to come, or to be exported"
+        )
+
+
 def is_chosen(item: Slice, pattern: str | None) -> bool:
     """Return whether a slice is of a series whose description or protocol name matches; all do where None."""
     if pattern is None:
@@ -132,7 +152,10 @@ def in_words(slices: Sequence[Slice]) -> str:
 
 @dataclass(frozen=True)
 class Slice:
-    """Where one file's slice lies, LPS+ in mm, and the series, study and patient that it belongs to."""
+    """Where one file's slice lies, LPS+ in mm, and the series, study and patient that it belongs to.
+
+    ``stated`` is the number of files that the series has by this one's header, 0 where it says nothing.
+    """
 
     path: Path
     series: str
@@ -147,6 +170,7 @@ class Slice:
     across: Doubles
     down: Doubles
     thickness: float
+    stated: int = 0
 
     @property
     def normal(self) -> Doubles:
@@ -204,6 +228,7 @@ def read_header(path: Path) -> Slice:
         direction[:3],
         direction[3:],
         _number(reader, _STEP, _number(reader, _THICKNESS, 1.0)),
+        int(_number(reader, _RELATED, 0.0)),
     )
 
 

@@ -127,8 +127,12 @@ class Matcher:
         channels = tuple(one(-2 - number) for number in range(len(self.channels)))
         return Case(name, path, layers, one(REGION), channels)
 
-    def cases(self, files: Sequence[Path], skipped: list[Skipped]) -> list[Case]:
-        """Return the cases among ``files``; the rest goes to ``skipped``."""
+    def cases(self, files: Sequence[Path], skipped: list[Skipped], *, each: bool = False) -> list[Case]:
+        """Return the cases among ``files``; the rest goes to ``skipped``.
+
+        Raises:
+            DataError: two files for one layer; with ``each`` that is the case's ``problem`` instead.
+        """
         others = self.others([path for path in files if volume_suffix(path.name)])
         taken = {path for paths in others.values() for path in paths}
         cases: list[Case] = []
@@ -143,7 +147,13 @@ class Matcher:
                     skipped.append((path, "matches no image pattern of the site"))
             else:
                 pattern, match = found
-                cases.append(self.case(path, pattern.name(path.relative_to(self.folder)), match, others))
+                name = pattern.name(path.relative_to(self.folder))
+                try:
+                    cases.append(self.case(path, name, match, others))
+                except DataError as error:
+                    if not each:
+                        raise
+                    cases.append(Case(name, path, problem=str(error)))
         used = {path for case in cases for path in (*case.masks, case.region_mask, *case.channels)}
         every = {path: layer for (layer, _), paths in others.items() for path in paths}
         skipped += [

@@ -68,8 +68,9 @@ def read_tile(path: Path, least_side: int = 1) -> Picture:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
-                if getattr(image, "n_frames", 1) > 1:
-                    raise DataError(f"{path}: {image.n_frames} pages in one file; expected one tile per file")
+                pages = getattr(image, "n_frames", 1)
+                if pages > 1:
+                    raise DataError(f"{path}: {pages} pages in one file; expected one tile per file")
                 if min(image.size) < least_side:
                     size = f"{image.size[0]}x{image.size[1]}"
                     raise DataError(f"{path}: {size} pixels; expected at least {least_side} a side")

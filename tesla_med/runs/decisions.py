@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -57,7 +57,7 @@ COLUMNS = tuple(item.name for item in fields(Decision))
 
 def decided(case: str, decision: Choice, comment: str, reviewer: str, mask_sha256: str) -> Decision:
     """Return a decision made now."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     return Decision(case, decision, comment, reviewer, now, mask_sha256)
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ RUN_FILE = "run.json"
 DONE_FOLDER = ".cases"
 STATE_FOLDER = ".state"
 EXPORTS_FOLDER = "export"
+PROBE = ".write-check"
+"""Written and removed to see whether the folder can be written to."""
 PARTS = (
     RUN_FILE,
     DONE_FOLDER,
@@ -110,7 +112,8 @@ class RunFolder:
             raise OutputError("give either --resume or --overwrite, not both")
         if self.out.exists() and not self.out.is_dir():
             raise OutputError(f"{self.out}: is a file, not a folder; choose another --out")
-        content = [item for item in self._content() if item.name not in LOCK_NAMES]
+        content = [item for item in self._content() if item.name not in (*LOCK_NAMES, PROBE)]
+        content = [item for item in content if not item.name.startswith(TEMPORARY)]
         if content and not self._is_run():
             names = ", ".join(sorted(item.name for item in content)[:5])
             raise OutputError(
@@ -178,14 +181,7 @@ class RunFolder:
                 f"{self.out}: not resumed, it was rolled back {where}; "
                 "use --overwrite to run it again, or another --out"
             )
-        before = _completed(content["settings"])
-        now = _completed(json.loads(json.dumps(settings)))
-        changed = [
-            f"{key}: {_short(before.get(key))} then, {_short(now.get(key))} now"
-            for key in sorted(set(before) | set(now))
-            if before.get(key) != now.get(key)
-        ]
-        if changed:
+        if changed := changed_settings(content["settings"], settings):
             raise OutputError(
                 f"{self.out}: not resumed, its settings differ ({'; '.join(changed)}); "
                 "use the same, or --overwrite, or another --out"
@@ -205,7 +201,7 @@ class RunFolder:
     def _write_check(self) -> None:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            probe = self.out / ".write-check"
+            probe = self.out / PROBE
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -317,7 +313,7 @@ class RunFolder:
             **manifest,
             "settings": dict(settings),
             "complete": complete,
-            "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "cases": manifest.get("cases", []),
         }
         write_json(self.out / RUN_FILE, content)
@@ -342,6 +338,16 @@ def without_retired(settings: Mapping[str, Any], *, thresholds: bool = True) -> 
         known = {key: value for key, value in pipeline["guard"].items() if key in names}
         result["pipeline"] = {**pipeline, "guard": known}
     return result
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words which settings of a run differ from those of an earlier one, of any version."""
+    before, after = _completed(dict(then)), _completed(json.loads(json.dumps(now)))
+    return [
+        f"{key}: {_short(before.get(key))} then, {_short(after.get(key))} now"
+        for key in sorted(set(before) | set(after))
+        if before.get(key) != after.get(key)
+    ]
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:

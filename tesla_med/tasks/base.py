@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,6 +45,7 @@ OPTIONS: Mapping[str, str] = {
     "values": "--values",
     "export": "export",
     "review": "review",
+    "watch": "watch",
 }
 """What a task may honour, and how a user asks for it."""
 
@@ -366,6 +368,23 @@ class Task(ABC):
         """Return the message that refuses an option."""
         instead = cls.instead.get(option, "leave it out")
         return f"{OPTIONS[option]}: not for {cls.item}s; {instead}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of a request before torch is imported.
+
+    Attributes:
+        site: the site.
+        pipeline: the pipeline as given.
+        task: of the pipeline.
+        items: what was found.
+    """
+
+    site: SiteConfig
+    pipeline: PipelineConfig
+    task: Task
+    items: Items
 
 
 def task_of(pipeline: PipelineConfig) -> type[Task]:

@@ -50,7 +50,7 @@ class Volumes(Task):
 
     honours: ClassVar = frozenset(
         ("guard", "recalibrate", "keep-largest", "probs", "uncertainty", "reset-case", "rollback")
-    ) | {"empty", "figures", "classes", "ignore", "values", "single", "export", "review"}
+    ) | {"empty", "figures", "classes", "ignore", "values", "single", "export", "review", "watch"}
     links: ClassVar[bool] = True
     reports: ClassVar = ("table", "calibration", "quality", "tensorboard", "html")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +121,33 @@ ADAPT = {
     "--dry-run": ([], lambda case: case.code == 0 and not Path(case.out).exists()),
     "--set": (["predict_batch=5"], is_(setting("pipeline", "predict_batch"), 5)),
 }
+
+
+def of_run(check):
+    """Return a check of the run on the first case of a watched folder."""
+    return lambda case: check(replace(case, out=str(Path(case.out, "cases", "Case00"))))
+
+
+def on_page(text):
+    return lambda case: text in Path(case.out, "watch.html").read_text(encoding="utf-8")
+
+
+AS_ADAPT = (
+    *("--site", "--pipeline", "--weights", "--method", "--protocol", "--statistics", "--seed", "--device"),
+    *("--guard", "--no-guard", "--save-probs", "--save-uncertainty", "--set"),
+)
+WATCH = {
+    **COMMON,
+    **{option: (ADAPT[option][0], of_run(ADAPT[option][1])) for option in AS_ADAPT},
+    "--trust-code": ([], works),
+    "--out": ([], exists("watch.html")),
+    "--no-lock": ([], lambda case: not Path(case.out, ".tesla-med.lock").exists()),
+    "--once": ([], exists("cases/Case00/run.json")),
+    "--poll": (["0.1"], works),
+    "--settle": (["0.1"], exists("cases/Case00/run.json")),
+    "--reference": (["11"], on_page("the first 11")),
+    "--window": (["12"], on_page("the last 12")),
+}
 TABLE = {
     "adapt": ADAPT,
     "predict": {
@@ -225,6 +252,7 @@ TABLE = {
         "--trust-code": ([], works),  # as of adapt
         "--dry-run": ([], lambda case: "0 of 1 cell" in case.said and not Path(case.out).exists()),
     },
+    "watch": WATCH,
     "export": None,  # tiles are refused altogether; its options: tests/exports/test_exports.py
     "review": None,  # as export, and it serves until it is stopped: tests/review/test_page.py
     "demo": None,  # it takes no data of a user's; its options: tests/demo/test_demo.py
@@ -252,12 +280,15 @@ def options(command):
             yield from (name for name in names if name.startswith("--") and name != "--help")
 
 
+WHOLLY_REFUSED = {("watch", "classification")}
+"""Commands that a task refuses, whatever the options."""
 EVERY = [
     (name, option, task)
     for name, command in commands().items()
     if name not in OF_NO_TASK and TABLE.get(name, {}) is not None
     for option in options(command)
     for task in TASKS.names()
+    if (name, task) not in WHOLLY_REFUSED
 ]
 
 
@@ -284,7 +315,7 @@ def drop_empty_sets(words):
     ]
 
 
-LONG = {"compare", "rollback", "study"}
+LONG = {"compare", "rollback", "study", "watch"}
 """Commands that need whole runs for each of their options."""
 
 
@@ -332,3 +363,12 @@ def test_an_option_is_honoured_or_refused(places, tmp_path, monkeypatch, capsys,
         return
     assert code == 0, said.err
     assert check(case), said.out + said.err
+
+
+@pytest.mark.parametrize(("command", "task"), sorted(WHOLLY_REFUSED))
+def test_a_command_is_refused_by_name(places, tmp_path, monkeypatch, capsys, command, task):
+    place = places[task]
+    monkeypatch.chdir(place.folder)
+    assert run(place.base(command, str(tmp_path / "out"))) == 2
+    assert f"{command}: not for {TASKS.get(task).item}s; " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -184,6 +184,15 @@ def test_what_a_killed_run_was_writing_is_cleared(volumes, weights, whole, tmp_p
     assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.parametrize("left", [".tmp-0123456789ab.json", ".write-check"])
+def test_a_run_that_was_killed_before_it_had_a_record_is_begun_again(volumes, weights, whole, tmp_path, left):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / left).write_text("{", encoding="utf-8")
+    small.run(volumes, weights, out, resume=True, save_probs=True)
+    assert comparable(out) == comparable(whole["case"].out)
+
+
 def test_resuming_a_complete_run_changes_nothing(volumes, weights, whole, tmp_path, monkeypatch):
     out = copied(whole, tmp_path)
     written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
