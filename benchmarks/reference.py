@@ -37,7 +37,8 @@ from tesla_med.models.loading import load_model
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.scoring import areas, calibration, metrics
 from tesla_med.scoring import score as scoring
-from tesla_med.tasks.volumes import Loaded, Volumes
+from tesla_med.tasks._made import Loaded
+from tesla_med.tasks.volumes import Volumes
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Ref, Unit
 

@@ -1,30 +1,26 @@
-"""Adapt one site: items in, results and reports out. The main path of the package, for every task.
-
-Methods see images only. A result is final before its reference is read (``Task.score``).
-"""
+"""Adapt one site: the main path of the package. Results are final before references are read (``score``)."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import NOT_FINITE
+from tesla_med.engine.stages import stage
 from tesla_med.errors import OutputError
 from tesla_med.io.locks import output_lock
 from tesla_med.plan import Plan, RunRequest, make_plan
-from tesla_med.prepare.stream import SiteImages, named_error, read_ahead
+from tesla_med.prepare.stream import Behind, SiteImages, Told, read_ahead
 from tesla_med.records import SiteResult
 from tesla_med.reports.base import Reports
 from tesla_med.runs.folder import RunFolder
-from tesla_med.scoring.text import some_of
-from tesla_med.types import Carry, Failure, Progress, Ref, Unit, Verdict
-
-log = logging.getLogger(__name__)
+from tesla_med.runs.weights import no_weights
+from tesla_med.types import Carry, Failure, Progress, Ref, Unit
 
 
 def adapt_site(
@@ -61,8 +57,7 @@ def adapt_site(
         statistics: source feature statistics, for the Y protocols only; default: beside the weights.
         pipeline: name, YAML path or loaded configuration; default: the site's.
         method: default: the pipeline's.
-        protocol: N-O (each case adapted to and predicted as it comes) or N-M (several passes over
-            the site, then prediction), Y-O or Y-M (the same with source statistics); default: the pipeline's.
+        protocol: N-O (each case as it comes), N-M (passes over the site first), Y-O, Y-M (source statistics).
         out: output folder; default ``runs/<site>/<method>-<protocol>``.
         seed: of every generator; the same seed gives the same results on the CPU, bit for bit.
         device: auto, cpu or cuda.
@@ -106,16 +101,13 @@ def run_plan(
 ) -> SiteResult:
     """Carry out a plan; arguments and errors as in :func:`adapt_site`.
 
-    Whatever can be found wrong is found before the output folder is touched. With ``carry`` the method
-    starts from the state that it holds, and leaves its own there.
+    What is wrong is found before the output folder is touched. The method takes up and leaves ``carry``.
     """
     free_device_memory()
-    folder = RunFolder(plan.out)
-    run = _Run(plan, folder, progress or (lambda *_: None))
+    run = Run(plan, folder := RunFolder(plan.out), progress or (lambda *_: None), Reports())
     if carry is not None and carry.state is not None:
         run.method.load_state_dict(carry.state)
-    inputs = plan.items.folder, plan.weights, *(item.mask for item in plan.task.corrections.values())
-    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=inputs)
+    folder.check(plan.settings(), resume=resume, overwrite=overwrite, inputs=plan.inputs)
     plan.keep_names()
     with output_lock(plan.out, plan.request.lock):
         folder.prepare(plan.settings(), resume=resume, overwrite=overwrite)
@@ -125,16 +117,15 @@ def run_plan(
     return result
 
 
-class _Run:
+class Run:
     """One run while it goes on: every unit is adapted to, judged, finished, scored and reported."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, reports: Reports) -> None:
         self.plan, self.folder, self.progress, self.task = plan, folder, progress, plan.task
-        self.reports = Reports()
+        self.reports, self.tell = reports, Told(self.progress, f"{plan.task.item}s", len(plan.items.names))
         self.predict = plan.make_predictor(self.reports.step)
         self.method, self.driver = self.predict.method, self.predict.driver
-        self.independent = plan.reset == "case" or not self.method.adapts
-        self.ledger = plan.ledger(folder, independent=self.independent)
+        self.ledger = plan.ledger(folder, independent=plan.independent)
 
     def execute(self, resume: bool) -> SiteResult:
         """Do every unit that is not done, write the reports."""
@@ -142,78 +133,88 @@ class _Run:
         if saved is not None:
             self.driver.load_state_dict(saved.cursor["driver"])
             self.method.load_state_dict(saved.state | {"generators": saved.cursor["generators"]})
-        todo = self.ledger.todo
-        for ref in todo:
+        for ref in self.ledger.todo:
             self.task.discard(self.folder, ref)
-        if not self.independent and not self.ledger.whole:
+        if not self.plan.independent and not self.ledger.whole:
             self.folder.discard("adapted")
         self.folder.write_manifest(self.plan.settings(), self.plan.manifest(), complete=False)
         self.task.started(self.folder)
         context, earlier = self.plan.report_context(), self.ledger.earlier if resume else None
         with self.reports.started(self.plan.reports, context, earlier):
-            for ref, records in self.ledger.done_before:
+            for ref, records in self.ledger.taken(self.plan.elsewhere, self.reports.step, self.tell):
                 self.reports.earlier(records, partial(self.task.view_again, self.folder, ref))
-            self._work(todo)
+            self.work(self.ledger.todo)
             return self._finish()
 
-    def _work(self, todo: Sequence[Ref]) -> None:
+    def work(self, todo: Sequence[Ref]) -> None:
+        """Do these units."""
         plan, task, ledger = self.plan, self.task, self.ledger
         if not self.driver.case_by_case and not ledger.whole:
             site = SiteImages(plan.refs, task.load, self.predict.scaled, joined=task.joins, count=task.ahead)
             self.driver.adapt_to_site(site, self.progress, start=ledger.passes, on_pass=self._pass_done)
-        self.progress(stage := f"{task.item}s", ledger.items_done, total := len(plan.items.names))
-        for loaded in read_ahead(todo, task.load, task.ahead):
-            self.driver.begin(loaded.ref.name, self.progress)
-            self._do(loaded)
-            self.progress(stage, ledger.items_done, total)
-        if not self.independent and not ledger.whole and ledger.used - {"source", "corrected"}:
-            self._save(self.folder.checkpoint("adapted"), "adapted")
+        self.tell.items(ledger.items_done)
+        with Behind() as behind:
+            for loaded in read_ahead(todo, task.load, task.ahead):
+                self.driver.begin(loaded.ref.name, self.tell)
+                next(unit := self._do(loaded))
+                behind(unit)
+        if not self.plan.independent and not ledger.whole and ledger.used - {"source", "corrected"}:
+            self._weights(self.folder.checkpoint("adapted"), "adapted")()
 
     def _pass_done(self, passes: int) -> None:
         self.ledger.passes = passes
-        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=True, now=True)
+        self.reports.steps(self.reports.held())
+        self.ledger.keep_state(self.ledger.due(self.method.state_dict, now=True), self.driver.state_dict())
 
-    def _do(self, loaded: Unit | Failure) -> None:
-        """Do one unit; whatever is wrong with it, the others go on."""
-        plan, start, ref, view = self.plan, time.perf_counter(), loaded.ref, None
+    def _do(self, loaded: Unit | Failure) -> Iterator[None]:
+        """Do one unit, whatever is wrong with it; after the yield no network and no device is needed."""
+        start, ref, view, outcome, failed = time.perf_counter(), loaded.ref, None, None, None
+        moving, save, link = self.driver.case_by_case, no_weights, no_weights
         try:
             if isinstance(loaded, Failure):
                 raise loaded.error
             loaded = self.predict.scaled(loaded)
-            outcome = self.predict.of(loaded, adapt=ref.name not in plan.task.corrections)
+            outcome = self.predict.of(loaded, adapt=ref.name not in self.task.corrections)
             if outcome is not None and outcome.verdict.used != "source" and self.plan.reset == "case":
-                self._save(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
-            finished = self.task.finish(self.folder, loaded, outcome)
-            records = self.task.score(loaded, finished)
-            view = self.task.view(loaded, finished)
+                save = self._weights(self.folder.checkpoint(ref.name), ref.name, loaded, outcome.verdict)
+        except Exception as error:
+            failed = error
+        if self.task.links and not self.plan.independent and moving and outcome is not None:
+            link = self._weights(self.folder.after(ref.name), ref.name)
+        state = self.ledger.due(self.method.state_dict, changed=moving), self.driver.state_dict()
+        steps, seconds = self.reports.held(), time.perf_counter() - start
+        yield
+        start = time.perf_counter() - seconds
+        try:
+            if failed is not None:
+                raise failed
+            save()
+            finished = self.task.finish(self.folder, unit := cast("Unit", loaded), outcome)
+            records, view = self.task.score(unit, finished), self.task.view(unit, finished)
         except OutputError:
             raise
         except Exception as error:
-            reason = str(named_error(self.task.named(ref), error))
-            log.info("%s: failed", ref.name)
-            self.task.discard(self.folder, ref)
-            records = self.task.failed(ref, reason)
-        records = [plan.told(item, time.perf_counter() - start) for item in records]
+            records = self.task.lost(self.folder, ref, error)
+        records = [self.plan.told(item, time.perf_counter() - start) for item in records]
         self.ledger.done(ref.name, records, loaded.sha256 if isinstance(loaded, Unit) else "")
-        moving = self.driver.case_by_case
-        moved = any(item.status not in ("failed", "collapsed", "blank", "corrected") for item in records)
-        if self.task.links and not self.independent and moving and moved:
-            self._save(self.folder.after(ref.name), ref.name)
-        self.ledger.keep_state(self.method.state_dict, self.driver.state_dict(), changed=moving)
-        self.reports.unit(records, view)
+        if any(item.status not in ("failed", "collapsed", "blank", "corrected") for item in records):
+            link()
+        self.ledger.keep_state(*state)
+        self.reports.unit(records, view, steps)
+        self.tell.later(self.ledger.items_done)
 
-    def _save(self, path: Path, name: str, unit: Unit | None = None, verdict: Verdict | None = None) -> None:
-        """Save the network that made the results, of one unit or as it is now."""
-        about = name, list(self.ledger.records), unit, verdict
-        self.plan.chain(self.folder, unit).save_from(self.predict, path, *about)
+    def _weights(self, path: Path, name: str, *of: Any) -> Callable[[], None]:
+        """Copy the network that made the results, of one unit or as it is now; return what writes it."""
+        chain = self.plan.chain(self.folder, *of[:1])
+        with stage("weights"):
+            return chain.copied(self.predict, path, name, self.ledger.records, *of)
 
     def _finish(self) -> SiteResult:
-        plan, task, results = self.plan, self.task, self.ledger.results(self.plan.items.names)
-        units, diverged = len(plan.refs), self.ledger.count(lambda item: NOT_FINITE in item.reason)
-        notes = plan.notes + some_of(NOT_FINITE, diverged, units, task.unit)
-        files, broken = self.reports.finish(results, self.progress), self.reports.failed
-        said = {"notes": list(notes), "reports_failed": broken, **task.account(plan.items, results)}
-        self.folder.write_manifest(plan.settings(), plan.manifest() | said, complete=True)
+        plan, results = self.plan, self.ledger.results(self.plan.items.names)
+        files = self.reports.finish(results, self.tell)
+        diverged = self.ledger.count(lambda item: NOT_FINITE in item.reason)
+        found = plan.result(results, files, self.reports.failed, diverged)
+        said = {"notes": list(found.notes), "reports_failed": found.reports_failed}
+        self.folder.write_manifest(plan.settings(), plan.manifest(results) | said, complete=True)
         self.folder.states.clear()
-        outcome = plan.out, tuple(results), tuple(files), plan.items.skipped, notes
-        return SiteResult(*outcome, task.metric, diverged, units, broken, task.predicted(results))
+        return found

@@ -9,17 +9,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tesla_med.config.effort import with_effort
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest as RunRequest
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.errors import ConfigError
 from tesla_med.io.pseudonyms import KEY_ALONE, Pseudonyms
+from tesla_med.records import SiteResult
 from tesla_med.registry import unknown_name
 from tesla_med.reports.base import RunContext, context_of, reports_of
+from tesla_med.scoring.text import some_of
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.tasks.resolved import Resolved as Resolved
-from tesla_med.types import Items, Ref, Unit
+from tesla_med.types import Elsewhere, Items, Ref, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +62,7 @@ class Plan:
         reports: names, in order.
         statistics: of the source features, for the Y protocols; None under N.
         names: of cases, where they are replaced.
+        elsewhere: has units done by other processes, and yields each with its steps; None: this one does all.
     """
 
     request: RunRequest
@@ -77,6 +81,7 @@ class Plan:
     reports: tuple[str, ...]
     statistics: GivenStatistics | None = None
     names: Pseudonyms | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def site(self) -> SiteConfig:
@@ -87,6 +92,13 @@ class Plan:
     def pipeline(self) -> PipelineConfig:
         """The pipeline, following the weights' card."""
         return self.task.pipeline
+
+    @property
+    def independent(self) -> bool:
+        """Whether no unit depends on another."""
+        from tesla_med.tta.base import METHODS
+
+        return self.reset == "case" or not METHODS.get(self.method).adapts
 
     @property
     def seed(self) -> int:
@@ -113,6 +125,11 @@ class Plan:
             cuda_graphs=self.pipeline.cuda_graphs,
             statistics=None if self.statistics is None else self.statistics.moments,
         )
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """What is read, and must not be written over."""
+        return self.items.folder, self.weights, *(item.mask for item in self.task.corrections.values())
 
     def keep_names(self) -> None:
         """Write the key file, where names are replaced."""
@@ -158,6 +175,16 @@ class Plan:
         """Return what reports know of the run before its first unit."""
         return context_of(self)
 
+    def result(
+        self, results: Sequence[Any], files: Sequence[Path], broken: dict[str, str], diverged: int
+    ) -> SiteResult:
+        """Return the outcome of a run in ``diverged`` of whose units adaptation gave no finite values."""
+        from tesla_med.engine.predictor import NOT_FINITE
+
+        notes = self.notes + some_of(NOT_FINITE, diverged, len(self.refs), self.task.unit)
+        outcome = self.out, tuple(results), tuple(files), self.items.skipped, notes, self.task.metric
+        return SiteResult(*outcome, diverged, len(self.refs), broken, self.task.predicted(results))
+
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""
         params = self.pipeline.method_params(name, self.protocol)
@@ -186,11 +213,11 @@ class Plan:
             **({} if self.names is None else {"anonymised": True}),
         }
 
-    def manifest(self) -> dict[str, Any]:
-        """Return what a reader needs to judge and repeat the run."""
+    def manifest(self, results: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return what a reader needs to judge and repeat the run, and what became of its items."""
         from tesla_med.runs.manifest import manifest_of
 
-        return manifest_of(self)
+        return manifest_of(self, results)
 
 
 def make_plan(request: RunRequest) -> Plan:
@@ -210,6 +237,7 @@ def resolve_request(request: RunRequest, *, find: bool = True) -> Resolved:
     site, pipeline = resolve(
         *(request.site, request.pipeline, request.texts, request.weights), trust_code=request.trust_code
     )
+    pipeline = with_effort(pipeline, request.method or pipeline.method, request.effort, request.texts)
     task = task_of(pipeline)(site, pipeline, wanted=request.wanted)
     asked = {
         "guard": pipeline.guard.enabled,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,10 @@ class Ref:
     name: str
     items: tuple[str, ...]
     content: Any
+
+
+Elsewhere: TypeAlias = Callable[[Sequence[Ref], Progress], Iterator[tuple[Ref, list[Any]]]]
+"""Has units done by other processes; yields each with the steps (number, scalars) of its updates."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class _Lines:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._stages: dict[str, list[float]] = {}
-        self._name, self._begun, self._said = "", 0.0, 0.0
+        self._begun, self._said = 0.0, 0.0
+        self._names: list[str] = []
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
@@ -57,6 +58,7 @@ class _Lines:
             return
         if stage not in self._stages:
             self._stages[stage] = [now, float(done), now, float(done)]
+            self._names.clear()
             return
         begun, first, last, before = self._stages[stage]
         if done <= before or (stage not in EACH and now - last < EVERY_SECONDS):
@@ -64,13 +66,14 @@ class _Lines:
         self._stages[stage][2:] = [now, float(done)]
         left = (now - begun) / (done - first) * (total - done)
         rest = f", about {duration(left)} left" if done < total else f", {duration(now - begun)} in all"
-        name = f"{self._name}, " if stage == "cases" and self._name else ""
+        name = f"{self._names.pop(0)}, " if stage == "cases" and self._names else ""
         self._write(f"{stage} {done}/{total}: {name}{now - last:.1f} s{rest}")
 
     def _update(self, name: str, done: int, total: int, now: float) -> None:
         """Write a line on the updates of something that takes long, now and then."""
         if done == 0:
-            self._name, self._begun, self._said = name, now, now
+            self._begun, self._said = now, now
+            self._names.append(name)  # a case ends when the next has begun
         elif now - self._said >= NAMED_SECONDS:
             self._said = now
             spent = now - self._begun

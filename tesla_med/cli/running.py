@@ -75,6 +75,13 @@ def adapt(
             help="Stay at or near the source model where adaptation does not help. Default: the pipeline's.",
         ),
     ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            help="low: a third of the updates, in the fastest precision; high: twice the updates. "
+            "Default: normal."
+        ),
+    ] = None,
     save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
     save_uncertainty: Annotated[
         bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
@@ -95,6 +102,14 @@ def adapt(
         bool,
         typer.Option("--no-lock", help="Do not lock the output folder; see to it that no other run uses it."),
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that share the cases, where these do not depend on each other. "
+            "Default: one per visible GPU.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cases, estimate time and memory; write nothing.")
     ] = False,
@@ -104,7 +119,9 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Adapt a model to one site; write masks on the input grid (or classes of tiles), figures and reports."""
+    from tesla_med.actions.spread import spread
     from tesla_med.adapt import run_plan
+    from tesla_med.config.effort import EFFORTS
     from tesla_med.config.models import PROTOCOLS
     from tesla_med.plan import RunRequest, make_plan
 
@@ -130,8 +147,9 @@ def adapt(
         key=key,
         lock=not no_lock,
         trust_code=trust_code,
+        effort=choice("--effort", effort, EFFORTS),
     )
-    plan = make_plan(request)
+    plan = spread(make_plan(request), jobs)
     if dry_run:
         raise typer.Exit(_dry_run(screen, plan))
     count = counted(len(plan.items.names), plan.task.item)

@@ -246,7 +246,7 @@ class PipelineConfig(Section):
     reset: dict[Protocol, Reset] = {}
     methods: dict[str, dict[str, Any]] = {}
     protocols: dict[Protocol, dict[str, dict[str, Any]]] = {}
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
     predict_batch: int = Field(16, ge=1)
     guard: GuardConfig = GuardConfig()
     corrections: CorrectionsConfig = CorrectionsConfig()

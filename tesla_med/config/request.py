@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tesla_med.config.effort import Effort
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
 
 
@@ -15,7 +16,7 @@ class RunRequest:
 
     Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
     ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given; without ``lock``
-    nothing keeps a second run out of it.
+    nothing keeps a second run out of it. ``effort`` is that of :func:`tesla_med.config.effort.with_effort`.
     """
 
     site: str | SiteConfig | None
@@ -39,6 +40,7 @@ class RunRequest:
     key: str | Path | None = None
     folder_name: str | None = None
     lock: bool = True
+    effort: Effort | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ def predictor_of(plan: Plan, on_step: OnStep) -> Predictor:
     driver = Driver(method, plan.protocol, plan.reset, on_step, **about)
     options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(plan.card)}
     options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
+    options["classes"] = len(of.classes)
     predictor = Predictor(source, method, driver, of.guard, **options)
     if task.corrections:
         driver.supervision = task.supervision(plan.refs, predictor)

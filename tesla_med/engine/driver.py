@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tesla_med.config.models import Protocol, Reset
 from tesla_med.engine.memory import attempts
+from tesla_med.engine.stages import stage
 from tesla_med.engine.steadiness import Restarts, choose_share
 from tesla_med.engine.supervision import Supervision
 from tesla_med.prepare.fill import packed, unpacked
@@ -109,7 +110,8 @@ class Driver:
             progress("passes over the site", epoch, params.epochs)
             self.begin(f"pass {epoch + 1}", progress)
             try:
-                self.finite &= self._one_pass(epoch, batches)
+                with stage("adapt"):
+                    self.finite &= self._one_pass(epoch, batches)
             except RuntimeError:
                 if not self._diverged():
                     raise
@@ -155,12 +157,16 @@ class Driver:
         did to the method is undone by going back to the source model.
         """
         if not self.case_by_case:
-            if self.finite:
-                self.chosen = choose_share(self.method, images, fill, largest=self.largest)
-            probs = self.method.predict(images) if self.finite else None
+            with stage("predict"):
+                if self.finite:
+                    self.chosen = choose_share(self.method, images, fill, largest=self.largest)
+                probs = self.method.predict(images) if self.finite else None
             return probs if probs is not None and _finite(probs) else None
         try:
-            probs = self.method.predict(images) if self.adapt_to_case(images, fill) else None
+            with stage("adapt"):
+                finite = self.adapt_to_case(images, fill)
+            with stage("predict"):
+                probs = self.method.predict(images) if finite else None
         except Exception as error:
             diverged = isinstance(error, RuntimeError) and self._diverged()
             self.method.reset()

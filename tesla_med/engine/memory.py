@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 import torch
+from torch import Tensor
 
 from tesla_med.errors import AdaptationError
 from tesla_med.tta.base import TTAMethod
 
 log = logging.getLogger(__name__)
 
+SHARE_OF_A_PREDICTION = 100
+"""Probabilities of a unit that fill less than this part of the device's memory stay there."""
 _ONEDNN = "could not create a primitive"  # how oneDNN says it
 _TEXTS = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
@@ -30,6 +33,24 @@ def free_device_memory() -> None:
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def placed(images: Tensor, classes: int, device: torch.device) -> Tensor:
+    """Return the images of a unit where all that is predicted from them will stay until its mask is made.
+
+    That is the device, so that nothing is copied to and fro, unless such predictions are large: the images
+    then stay where they are, and so do the probabilities.
+
+    Args:
+        images: (N, C, *spatial).
+        classes: whose probabilities are predicted.
+        device: of the networks.
+    """
+    if device.type != "cuda":
+        return images
+    prediction = images[:, :1].numel() * classes * images.element_size()
+    whole = torch.cuda.get_device_properties(device).total_memory
+    return images.to(device) if prediction < whole // SHARE_OF_A_PREDICTION else images
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from tesla_med.config.models import GuardConfig, ScalingChoice
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import Guard
-from tesla_med.engine.memory import attempts
+from tesla_med.engine.memory import attempts, placed
+from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
+from tesla_med.engine.stages import stage
 from tesla_med.engine.steadiness import choose_share
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
 from tesla_med.types import Unit, Verdict
 
 NOT_FINITE = "adaptation gave values that are not finite; source result kept"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Probabilities (N, L, H, W) of the source model and those taken, and the verdict between them.
-
-    ``temperature`` is to be applied to finished probabilities, after the mask was made of them.
-    """
-
-    source: Tensor
-    probs: Tensor
-    verdict: Verdict
-    temperature: float = 1.0
 
 
 class Predictor:
@@ -47,6 +36,7 @@ class Predictor:
         scaling: how the scaling of each unit is chosen; None: it is that of the training.
         largest: whether masks keep their largest component only.
         steadiness: of the source model on its own training, for the guard.
+        classes: whose probabilities are predicted.
         remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
 
@@ -62,8 +52,9 @@ class Predictor:
         scaling: ScalingChoice | None = None,
         largest: bool = False,
         steadiness: tuple[float, float] = (1.0, 1.0),
+        classes: int = 2,
     ) -> None:
-        self.source = source
+        self.source, self.classes = source, classes
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
         self.remember = remember
         self._limit: int | None = None
@@ -76,7 +67,8 @@ class Predictor:
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""
-        return unit if self._choose is None else self._choose(unit)
+        with stage("scaling"):
+            return unit if self._choose is None else self._choose(unit)
 
     def passes(self, slices: int) -> float:
         """Return the single-slice forward passes for ``slices`` slices, without those of updates."""
@@ -91,15 +83,16 @@ class Predictor:
         Nothing is learned or judged from pixels of ``fill``, (N, H, W). Where adaptation collapsed or failed,
         the case leaves no trace in the method.
         """
+        images = placed(images, self.classes, self.method.context.device)
         outcome = self._judged(images, fill)
         if not self.recalibrate or outcome.verdict.used == "source":
-            return outcome
+            return outcome.on_host()
         with self.deployed(images, outcome.verdict) as network:
             styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
         found = fit_temperature_to_masks(outcome.probs, styled, fill)
         signals = outcome.verdict.signals | {"temperature": found.temperature}
         verdict = replace(outcome.verdict, signals=signals)
-        return replace(outcome, verdict=verdict, temperature=found.temperature)
+        return replace(outcome, verdict=verdict, temperature=found.temperature).on_host()
 
     def of(self, unit: Unit, *, adapt: bool = True) -> Outcome | None:
         """Predict a unit, None without images; not to ``adapt`` is to leave the method out of it."""
@@ -157,22 +150,26 @@ class Predictor:
         raise AssertionError("the last attempt raises")  # for the type checker
 
     def _attempt(self, images: Tensor, fill: Tensor | None) -> Outcome:
+        images = images.cpu() if self.source.stitch_on_cpu else images
         if not self.method.adapts:
-            chosen = choose_share(self.source, images, fill, largest=self.largest)
-            source = self.source.predict(images)
+            with stage("predict"):
+                chosen = choose_share(self.source, images, fill, largest=self.largest)
+                source = self.source.predict(images)
             return Outcome(source, source, Verdict(0.0, "", signals=chosen))
-        source = self.source.predict(images)
+        with stage("predict"):
+            source = self.source.predict(images)
         probs = self.driver.adapt_and_predict(images, fill)
         if probs is None:
             return Outcome(source, source, Verdict(0.0, NOT_FINITE, collapsed=True, diverged=True))
         if self.guard is None:
             return Outcome(source, probs, Verdict(1.0, "", signals=dict(self.driver.chosen)))
-        verdict = self.guard.judge(images, source, probs, fill)
-        verdict = replace(verdict, signals=verdict.signals | self.driver.chosen)
-        if verdict.used == "source":
-            probs = source
-        elif verdict.used == "partial":
-            probs = self.guard.probabilities(images, verdict)
+        with stage("guard"):
+            verdict = self.guard.judge(images, source, probs, fill)
+            verdict = replace(verdict, signals=verdict.signals | self.driver.chosen)
+            if verdict.used == "source":
+                probs = source
+            elif verdict.used == "partial":
+                probs = self.guard.probabilities(images, verdict)
         return Outcome(source, probs, verdict)
 
     @contextmanager

@@ -71,7 +71,10 @@ class Chooser:
 
         No mask has foreground in ``fill``, (N, H, W).
         """
-        few = {name: evenly_spaced(item, self.config.slices) for name, item in images.items()}
+        few = {
+            name: self.source.to_device(evenly_spaced(item, self.config.slices))
+            for name, item in images.items()
+        }
         if norm_layers(self.source.model):
             return nearest({name: self._distance(item) for name, item in few.items()}, self.config)
         unmeasured = None if fill is None else evenly_spaced(fill, self.config.slices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import platform
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,28 @@ def _installed(name: str) -> str:
     return version(name)
 
 
-def save_checkpoint(path: Path, model: nn.Module, card: ModelCard) -> None:
+def on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy of a state dict on the CPU.
+
+    Copies also because some networks have a tensor under two names, which safetensors does not allow.
+    """
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+def save_checkpoint(path: Path, model: nn.Module | Mapping[str, Tensor], card: ModelCard) -> None:
     """Write the weights to ``path`` (.safetensors) and the card beside it, each in one step.
+
+    Args:
+        path: of the weights.
+        model: the network, or its state as :func:`on_host` returns it.
+        card: of the weights.
 
     Raises:
         OutputError: the files cannot be written.
     """
     from safetensors.torch import save
 
-    # Copies, because some networks have a tensor under two names, which the format does not allow.
-    state = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+    state = on_host(model.state_dict()) if isinstance(model, nn.Module) else model
     tensors = {name: value.contiguous() for name, value in state.items()}
     # One entry only: of several the order is random, and with it the bytes and the hash of the file.
     # Bytes, not a file, so that a full disk is told of as it is for every other file.

@@ -1,24 +1,26 @@
-"""Units one after the other: read ahead, and kept between several passes over a site."""
+"""Units one after the other: read ahead, finished behind, and kept between several passes over a site."""
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tesla_med.errors import DataError, TeslaMedError
 from tesla_med.prepare.fill import packed
-from tesla_med.types import Failure, Ref, Unit
+from tesla_med.types import Failure, Progress, Ref, Unit
 
 log = logging.getLogger(__name__)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
+SWITCH_SECONDS = 1e-3
 SLICE_CACHE_BYTES = 2 << 30
 """Prepared images kept in memory between the passes over a site; older ones are read again."""
 
@@ -47,6 +49,72 @@ def read_ahead(refs: Sequence[Ref], load: Callable[[Ref], Unit], count: int = 1)
             return Failure(ref, error)
 
     return ahead(refs, attempt, count)
+
+
+class Behind:
+    """Carries work that was begun to its end in a thread, in order, while the next is begun.
+
+    While it is open threads take turns at Python more often than usual: one that launches work on a device
+    many times a second does not wait for one that draws (half as many launches as alone, else a fifth).
+
+    As a context manager it waits for the last piece. Errors come out where the next piece is given, or at the
+    end; where the block itself raises, the piece that is being done is completed.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")
+        self._last: Future[None] | None = None
+        self._usual = sys.getswitchinterval()
+
+    def __enter__(self) -> Behind:
+        sys.setswitchinterval(min(SWITCH_SECONDS, self._usual))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        try:
+            if kind is None:
+                self._wait()
+        finally:
+            self._pool.shutdown()
+            sys.setswitchinterval(self._usual)
+
+    def __call__(self, work: Iterator[None]) -> None:
+        """Go on with an iterator in the thread, once the piece before is done: no more than one waits."""
+        self._wait()
+        self._last = self._pool.submit(next, work, None)
+
+    def _wait(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+
+class Told:
+    """Progress of a run whose items are finished in another thread: all of it is told in that of the run.
+
+    Args:
+        progress: what is told.
+        stage: its name for the items.
+        total: number of items.
+    """
+
+    def __init__(self, progress: Progress, stage: str, total: int) -> None:
+        self._progress, self._stage, self._total = progress, stage, total
+        self._done: deque[int] = deque()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Tell of the items that were finished meanwhile, then of this."""
+        while self._done:
+            self.items(self._done.popleft())
+        self._progress(stage, done, total)
+
+    def items(self, done: int) -> None:
+        """Tell at once how many items are done."""
+        self._progress(self._stage, done, self._total)
+
+    def later(self, done: int) -> None:
+        """Tell it at the next call; may be called in another thread."""
+        self._done.append(done)
 
 
 def named_error(name: str, error: Exception) -> TeslaMedError:

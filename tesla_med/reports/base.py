@@ -7,10 +7,12 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
+from tesla_med.engine.stages import stage
 from tesla_med.errors import ConfigError, TeslaMedError
 from tesla_med.records import CaseResult
 from tesla_med.registry import Registry
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 REPORTS: Registry[type[Report]] = Registry("report", "tesla_med.reports", "tesla_med.reports")
 REPORT_FOLDER = "report"
+Step: TypeAlias = tuple[int, Mapping[str, float]]
+"""Number and scalars of an update."""
 Counts: TypeAlias = Callable[[Sequence[Any]], list[Mapping[str, Any]]]
 
 
@@ -186,6 +190,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._all: dict[str, Report] = {}
+        self._steps: list[Step] = []
         self.failed: dict[str, str] = {}
 
     @contextmanager
@@ -223,16 +228,29 @@ class Reports:
             self._note(name, error)
 
     def step(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Tell every report of one step of adaptation."""
-        self._tell(lambda report: report.step(step, scalars))
+        """Keep one step of adaptation until :meth:`held` is asked for it."""
+        self._steps.append((step, scalars))
 
-    def unit(self, records: Sequence[Any], view: CaseView | None) -> None:
-        """Tell every report of the items of one unit."""
-        self._tell(lambda report: report.unit(records, view))
+    def held(self) -> list[Step]:
+        """Return the steps since the last call; they belong to the next unit."""
+        found, self._steps = self._steps, []
+        return found
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Tell every report of some steps of adaptation."""
+        for number, scalars in steps:
+            self._tell(partial(_step, number=number, scalars=scalars))
+
+    def unit(self, records: Sequence[Any], view: CaseView | None, steps: Sequence[Step] = ()) -> None:
+        """Tell every report of the steps that led to a unit, and of its items."""
+        with stage("report"):
+            self.steps(steps)
+            self._tell(lambda report: report.unit(records, view))
 
     def earlier(self, records: Sequence[Any], view: Callable[[], CaseView | None]) -> None:
         """Tell every report of a unit of an earlier attempt; its arrays are read where one of them draws."""
-        self.unit(records, view() if any(report.draws for report in self._all.values()) else None)
+        drawn = view() if any(report.draws for report in self._all.values()) else None
+        self.unit(records, drawn, self.held())
 
     def finish(self, results: Sequence[Any], progress: Progress = lambda *_: None) -> list[Path]:
         """Write everything, and return the files."""
@@ -244,7 +262,8 @@ class Reports:
 
         for done, name in enumerate(list(self._all)):
             progress("reports", done, total)
-            self._try(name, write)
+            with stage("report"):
+                self._try(name, write)
         progress("reports", total, total)
         return files
 
@@ -265,6 +284,10 @@ class Reports:
         known = str(error) if isinstance(error, TeslaMedError) else ""
         self.failed[name] = known or f"unexpected {type(error).__name__}: {str(error) or 'no details'}"
         log.info("report %s", name, exc_info=error)
+
+
+def _step(report: Report, number: int, scalars: Mapping[str, float]) -> None:
+    report.step(number, scalars)
 
 
 def make_reports(names: Sequence[str], run: RunContext) -> list[Report]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tesla_med.models.base import device_name
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 NOT_A_DEVICE = "Not a medical device: for research use only."
 
 
-def manifest_of(plan: Plan) -> dict[str, Any]:
-    """Return the manifest of a run."""
+def manifest_of(plan: Plan, results: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the manifest of a run, with what became of its items."""
     params = plan.params(plan.method).model_dump(mode="json")
     about = {"name": plan.method, "citation": METHODS.get(plan.method).citation, "parameters": params}
     return {
@@ -31,5 +32,5 @@ def manifest_of(plan: Plan) -> dict[str, Any]:
         "protocol": plan.protocol,
         "reset": plan.reset,
         "notes": list(plan.notes),
-        **plan.task.account(plan.items, ()),
+        **plan.task.account(plan.items, results),
     }

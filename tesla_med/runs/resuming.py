@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tesla_med.runs.folder import RunFolder
-from tesla_med.runs.state import Saved
-from tesla_med.types import Earlier, Ref
+from tesla_med.runs.state import Saved, copied_to_host
+from tesla_med.types import Earlier, Elsewhere, Progress, Ref
 
 Intact = Callable[[Ref, Sequence[Any], str], bool]
 """Whether the records of a unit, with the digest of its input, still describe what is on disk."""
@@ -52,6 +52,31 @@ class Ledger:
     def done_before(self) -> list[tuple[Ref, list[Any]]]:
         """The units that are done, with their records, in the order of the run."""
         return [(ref, self.records[ref.name]) for ref in self.refs if ref.name in self.records]
+
+    def taken(
+        self,
+        elsewhere: Elsewhere | None,
+        on_step: Callable[[int, Mapping[str, float]], None],
+        progress: Progress = lambda *_: None,
+    ) -> Iterator[tuple[Ref, list[Any]]]:
+        """Yield the units that are done with their records, then those that other processes do now.
+
+        Args:
+            elsewhere: has units done; None: there are no other processes.
+            on_step: called with the updates of such a unit, numbered over the whole run.
+            progress: called as such units are done.
+        """
+        yield from self.done_before
+        told = 0
+        for ref, steps in () if elsewhere is None else elsewhere(self.todo, progress):
+            kept = self.folder.kept(ref.name, self.kind)
+            if kept is None:
+                continue
+            for _, scalars in steps:
+                on_step(told, scalars)
+                told += 1
+            self.records[ref.name] = kept[0]
+            yield ref, kept[0]
 
     @property
     def earlier(self) -> Earlier:
@@ -96,29 +121,35 @@ class Ledger:
         self.folder.keep(name, records, digest)
         self.records[name] = records
 
-    def keep_state(
-        self,
-        state: Callable[[], Mapping[str, Any]],
-        driver: Mapping[str, Any],
-        *,
-        changed: bool,
-        now: bool = False,
-    ) -> None:
-        """Keep what going on from here needs, unless that was done a moment ago.
+    def due(
+        self, state: Callable[[], Mapping[str, Any]], *, changed: bool = True, now: bool = False
+    ) -> dict[str, Any] | None:
+        """Return what is to be kept of the method's state, on the CPU; None where that was done a moment ago.
 
         Args:
             state: gives the method's state.
-            driver: the driver's.
-            changed: the method is not what it was last time.
+            changed: the method is not what it was last time; else its generators alone are kept.
             now: whenever the last time was.
         """
         if self.independent or not (now or time.monotonic() - self._saved_at >= self.keep_every):
-            return
-        content = dict(state())
-        cursor = {"done": list(self.records), "passes": self.passes, "driver": dict(driver)}
-        cursor["generators"] = content["generators"]
-        self.folder.states.save(cursor, content if changed else None)
+            return None
         self._saved_at = time.monotonic()
+        content = dict(state())
+        kept: dict[str, Any] = copied_to_host(content if changed else {"generators": content["generators"]})
+        return kept
+
+    def keep_state(self, state: dict[str, Any] | None, driver: Mapping[str, Any]) -> None:
+        """Keep what going on from here needs.
+
+        Args:
+            state: as :meth:`due` returned it; with None nothing is kept.
+            driver: state of the driver at that time.
+        """
+        if state is None:
+            return
+        cursor = {"done": list(self.records), "passes": self.passes, "driver": dict(driver)}
+        cursor["generators"] = state["generators"]
+        self.folder.states.save(cursor, state if len(state) > 1 else None)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,19 @@ from tesla_med.io.files import atomic_path
 CURSOR = "cursor.pt"
 
 
+def copied_to_host(state: Any) -> Any:
+    """Return nested mappings and sequences with every tensor on the CPU."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, Mapping):
+        return {key: copied_to_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied_to_host(value) for value in state)
+    return state
+
+
 @dataclass(frozen=True)
 class Saved:
     """What was kept: see :meth:`StateStore.save`."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig
 from tesla_med.io.files import atomic_path, sha256
-from tesla_med.models.checkpoint import ModelCard, make_card, save_checkpoint
+from tesla_med.models.checkpoint import ModelCard, make_card, on_host, save_checkpoint
 from tesla_med.models.loading import foreign_form, write_back
 from tesla_med.runs.folder import RunFolder, their_form
 from tesla_med.types import Unit, Verdict
@@ -47,40 +47,43 @@ class Chain:
     origin: Path | None = None
     joins: bool = True
 
-    def save_from(
+    def copied(
         self,
-        predictor: Predictor,
+        predict: Predictor,
         path: Path,
         name: str,
-        done: Sequence[str],
+        done: Iterable[str],
         unit: Unit | None = None,
         verdict: Verdict | None = None,
-    ) -> None:
-        """Write the network that made the results, of one unit or as it is now, and its card.
+    ) -> Callable[[], None]:
+        """Copy the network that made the results, of one unit or as it is now; return what writes it.
 
         Args:
-            predictor: of the run.
+            predict: what made them.
             path: file of the weights.
             name: unit that they are named after.
-            done: units that are done, in order.
-            unit: the one that they are for; None: for all.
-            verdict: on that unit.
-
-        Raises:
-            OutputError: a file cannot be written.
+            done: units that are done, when the weights are written.
+            unit: the one unit that they are for.
+            verdict: on it.
         """
-        images = None if unit is None else unit.images
-        method, predict = predictor.method, predictor.method.deployed_params(images)
-        if predict and not self.joins:  # a batch's own statistics: batches must be as large
-            predict["batch_slices"] = method.params.batch_slices
-        share, seen = 1.0 if verdict is None else verdict.share, done if unit is None else [name]
-        with predictor.deployed(images, verdict) as network:
-            self.save(path, network, name, seen, updates=method.steps, predict=predict, share=share)
+        images, method = None if unit is None else unit.images, predict.method
+        needed = method.deployed_params(images)
+        if needed and not self.joins:  # a batch's own statistics: batches must be as large
+            needed["batch_slices"] = method.params.batch_slices
+        share, updates = 1.0 if verdict is None else verdict.share, method.steps
+        with predict.deployed(images, verdict) as network:
+            state = on_host(network.state_dict())
+
+        def write() -> None:
+            seen = list(done) if images is None else [name]
+            self.save(path, state, name, seen, updates=updates, predict=needed, share=share)
+
+        return write
 
     def save(
         self,
         path: Path,
-        network: nn.Module,
+        state: Mapping[str, Tensor],
         name: str,
         seen: Sequence[str],
         *,
@@ -92,7 +95,7 @@ class Chain:
 
         Args:
             path: file of the weights.
-            network: as it is to be saved.
+            state: of the network, as it is to be saved, on the CPU.
             name: unit that they are named after.
             seen: units that they were adapted to, in order.
             updates: number of updates in all.
@@ -109,9 +112,9 @@ class Chain:
             extra["parent_sha256"] = self._parent(seen[:-1])
         sites = self.source.training_sites if self.source is not None else ()
         acquisition = self.source.acquisition if self.source is not None else None
-        save_checkpoint(path, network, make_card(self.pipeline, sites, extra, acquisition))
+        save_checkpoint(path, state, make_card(self.pipeline, sites, extra, acquisition))
         if self.origin is not None and path != self.folder.after(name):
-            write_back(self.origin, their_form(path), network.state_dict(), extra)
+            write_back(self.origin, their_form(path), state, extra)
 
     def _parent(self, earlier: Sequence[str]) -> str:
         """Return the hash of the weights after the last of the earlier units, or of the source."""
@@ -135,6 +138,10 @@ def chain_of(plan: Plan, folder: RunFolder, unit: Unit | None = None) -> Chain:
     origin = plan.weights if foreign_form(plan.weights) and pipeline.own_form else None
     known = plan.card, plan.weights_sha256, about
     return Chain(folder, pipeline, *known, task.links, origin, task.joins)
+
+
+def no_weights() -> None:
+    """Write nothing, where there are no weights to be kept."""
 
 
 def go_back(folder: RunFolder, names: Sequence[str], kept: int) -> Path | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med import __version__
+from tesla_med.actions.spread import visible_cards
 from tesla_med.config.files import is_yaml, search_roots
 from tesla_med.config.study import SlurmConfig, load_slurm
 from tesla_med.errors import ConfigError
@@ -223,21 +224,6 @@ def _local_cluster(distributed: Any, jobs: int | None, device: str, cells: int) 
         )
     with cluster:
         yield cluster
-
-
-def visible_cards(device: str) -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES may be set to for one card each; none where the CPU computes.
-
-    No card is touched, so that the process holds no memory on any.
-    """
-    if device == "cpu" or ":" in device:
-        return []
-    import torch
-
-    count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(count)] if given is None else given.split(",")
-    return [name.strip() for name in names[:count]]
 
 
 def slurm_cluster(config: SlurmConfig, out: Path) -> Any:

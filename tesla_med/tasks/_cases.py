@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
-from tesla_med.errors import TeslaMedError
+from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.io.files import sha256_of
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
 from tesla_med.prepare.fill import find_fill
-from tesla_med.prepare.preprocessors import AnyPreprocessor
+from tesla_med.prepare.preprocessors import AnyPreprocessor, is_foreign
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.areas import calibration_region, count_region
@@ -30,12 +32,15 @@ from tesla_med.scoring.score import (
     counted_where,
     incomplete,
     mean_entropies,
+    of_source,
     parted,
 )
-from tesla_med.types import Case, CaseView, Check, Status, Unit, Verdict
+from tesla_med.tasks.base import ROLLED_BACK
+from tesla_med.types import Case, CaseView, Check, Progress, Status, Unit, Verdict
 
 if TYPE_CHECKING:
-    from tesla_med.tasks.volumes import Masks
+    from tesla_med.tasks._made import Masks
+    from tesla_med.tasks.labelled import LabelledSource
 
 READERS = 16
 """Cases read at once while calibration is counted, at most."""
@@ -213,3 +218,48 @@ def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: 
     elif missing := incomplete(case, site):
         problems.append(missing)
     return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
+
+
+def is_intact(folder: RunFolder, case: Case, record: CaseResult, wanted: Collection[str]) -> bool:
+    """Whether the image of a case is still the one of the record, and its files can be read."""
+    try:
+        if record.input_sha256 != sha256_of(case.files):
+            return False
+        read_mask(folder.mask(case.name))
+        read_mask(folder.source_mask(case.name))
+    except (OSError, ValueError, TeslaMedError):
+        return False
+    paths = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
+    return all(path(case.name).is_file() for option, path in paths if option in wanted)
+
+
+def undone(folder: RunFolder, record: CaseResult, where: str) -> CaseResult:
+    """Put the source mask of a case in place of the adapted one, and its figures in the record.
+
+    Args:
+        folder: of the run.
+        record: of the case.
+        where: what was gone back to, in words.
+    """
+    if record.status == "failed" or record.used in ("source", "corrected"):
+        return record
+    folder.take_source(record.case)
+    return of_source(record, f"{ROLLED_BACK} {where}")
+
+
+def labelled_cases(
+    pipeline: PipelineConfig, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None
+) -> LabelledSource:
+    """Return every labelled case of the sites.
+
+    Raises:
+        ConfigError: the pipeline is that of somebody else's model.
+    """
+    from tesla_med.tasks.labelled_slices import load_labelled
+
+    if is_foreign(pipeline):
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} is of a model that was trained elsewhere: it is trained, "
+            "and its features are measured, there; here it is adapted and predicted with"
+        )
+    return load_labelled(pipeline, sites, volumes, progress)

@@ -31,7 +31,7 @@ from tesla_med.types import Case, CaseView, IntArray, Items, Prediction, Ref, Un
 if TYPE_CHECKING:
     from tesla_med.engine.predictor import Predictor
     from tesla_med.engine.supervision import Labelled, Supervision
-    from tesla_med.tasks.volumes import Masks
+    from tesla_med.tasks._made import Masks
 
 CORRECTED = "corrected by hand: the corrected mask is kept, and it is not scored"
 

@@ -6,6 +6,7 @@ Everything but ``find``, ``load``, ``finish`` and ``score`` has a default, so th
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,14 @@ from tesla_med.runs.folder import RunFolder
 from tesla_med.types import CaseView, Check, ItemEstimate, Items, Progress, Ref, Unit
 
 if TYPE_CHECKING:
-    from tesla_med.engine.predictor import Outcome, Predictor
+    from tesla_med.engine.outcome import Outcome
+    from tesla_med.engine.predictor import Predictor
     from tesla_med.engine.supervision import Supervision
     from tesla_med.prepare.acquisition import Acquisition
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.tasks.labelled import LabelledSource
 
+log = logging.getLogger(__name__)
 TASKS: Registry[type[Task]] = Registry("task", "tesla_med.tasks", "tesla_med.tasks")
 CASE_ORDER = "natural order of names, folder by folder: P1, P2, P10"
 OPTIONS: Mapping[str, str] = {
@@ -226,6 +229,14 @@ class Task(ABC):
             for name in ref.items
         ]
 
+    def lost(self, folder: RunFolder, ref: Ref, error: Exception) -> list[Any]:
+        """Return the records of a unit that ended with an error, none of whose files is left."""
+        from tesla_med.prepare.stream import named_error
+
+        log.info("%s: failed", ref.name)
+        self.discard(folder, ref)
+        return self.failed(ref, str(named_error(self.named(ref), error)))
+
     def view(self, unit: Unit, finished: Any) -> CaseView | None:
         """Return what reports may draw, valid during the call only."""
         return None
@@ -354,18 +365,9 @@ class Task(ABC):
 
     def rows(self, folder: RunFolder) -> Iterator[dict[str, Any]]:
         """Yield the rows of a comparison that a finished run gives."""
-        from tesla_med.scoring.metrics import compared
+        from tesla_med.tasks._rows import rows_of
 
-        columns = compared()
-
-        for record in folder.records(self.names(folder.read()["settings"], folder), self.result):
-            common = {"case": record.case, "status": record.status, "used": record.used}
-            common |= {"seconds": round(record.seconds, 3), "slices": record.slices}
-            if not record.scores:
-                yield common | dict.fromkeys(("label", "class", *columns))
-            for score in record.scores:
-                figures = {name: score.value(name) for name in columns}
-                yield common | {"label": score.label, "class": score.name} | figures
+        yield from rows_of(folder, self.names(folder.read()["settings"], folder), self.result)
 
     # ------------------------------------------------------------ refusing
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.config.models import Protocol, Reset, SiteConfig
+from tesla_med.engine.stages import stage
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.files import digest_of
@@ -28,7 +29,7 @@ from tesla_med.tasks.base import ROLLED_BACK, TASKS, Task
 from tesla_med.types import Check, ItemEstimate, Items, Progress, Ref, Status, Unit, Used
 
 if TYPE_CHECKING:
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.outcome import Outcome
     from tesla_med.prepare.tiles import TileBatch
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.scoring.tables import TileEvaluation
@@ -129,11 +130,7 @@ class Tiles(Task):
         order = torch.randperm(len(items.names), generator=generator).tolist()
         parts = [tuple(order[start : start + size]) for start in range(0, len(order), size)]
         return [
-            Ref(
-                f"batch-{number:06d}",
-                tuple(items.names[position] for position in part),
-                Part(items.content, part),
-            )
+            Ref(f"batch-{number:06d}", tuple(items.names[at] for at in part), Part(items.content, part))
             for number, part in enumerate(parts)
         ]
 
@@ -142,7 +139,8 @@ class Tiles(Task):
         from tesla_med.prepare.tiles import load_batch
 
         part: Part = ref.content
-        batch = load_batch(part.positions, part.tiles, self.size, **self._demands)
+        with stage("read"):
+            batch = load_batch(part.positions, part.tiles, self.size, **self._demands)
         names = dict(zip(part.positions, ref.items, strict=True))
         failed = {names[position]: reason for position, reason in batch.failed.items()}
         images = batch.images if len(batch.index) else None

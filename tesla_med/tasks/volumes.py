@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
-from tesla_med.errors import ConfigError, TeslaMedError
+from tesla_med.engine.stages import stage
+from tesla_med.errors import ConfigError
 from tesla_med.io.cases import find_cases
 from tesla_med.io.files import sha256_of, write_together
 from tesla_med.io.references import read_region_mask
-from tesla_med.io.volumes import encode_map, encode_mask, read_case, read_mask
+from tesla_med.io.volumes import encode_map, encode_mask, read_case
 from tesla_med.prepare.acquisition import acquisition_of, differences
 from tesla_med.prepare.preprocessors import preprocessor_of
-from tesla_med.prepare.transforms import PreparedCase
 from tesla_med.records import CaseResult
 from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring import score as scoring
 from tesla_med.tasks._corrections import CorrectedCases, corrected_record, told
-from tesla_med.tasks.base import ROLLED_BACK, TASKS
+from tesla_med.tasks._made import CONSTANT, Loaded, Masks
+from tesla_med.tasks.base import TASKS
 from tesla_med.types import (
     Case,
     CaseView,
@@ -34,39 +33,16 @@ from tesla_med.types import (
     Progress,
     Ref,
     Unit,
-    Verdict,
     Volume,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tesla_med.engine.predictor import Outcome
+    from tesla_med.engine.outcome import Outcome
     from tesla_med.scoring.calibration import CalibrationCounts
     from tesla_med.scoring.masks import EvaluationResult
     from tesla_med.tasks.labelled import LabelledSource
-
-CONSTANT = Verdict(0.0, "the image is constant: there is nothing to adapt to or to segment")
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A case as read; ``prepared`` is None for a blank image."""
-
-    case: Case
-    volume: Volume
-    prepared: PreparedCase | None
-
-
-@dataclass
-class Masks:
-    """What was made of a case on its native grid, and why this much of it was adapted."""
-
-    source: Prediction
-    adapted: Prediction
-    verdict: Verdict
-    scored: scoring.Scored | None = None
-    entropy: npt.NDArray[np.float32] | None = None
 
 
 @TASKS.register("segmentation")
@@ -110,16 +86,18 @@ class Volumes(CorrectedCases):
             GeometryError: its grid cannot be used.
         """
         case: Case = ref.content
-        digest = sha256_of(case.files)
-        volume = read_case(case, self.site)
+        with stage("read"):
+            digest = sha256_of(case.files)
+            volume = read_case(case, self.site)
         seen = acquisition_of(volume, self.site.region, self.pipeline.preprocessing.orientation)
         volume.notes += differences(seen, self.trained)
         prepared, scalings = None, {}
         if not volume.blank:
             needed = self.site.region.kind == "mask" and case.region_mask is not None
             region = read_region_mask(case, volume) if needed else None
-            prepared = self.preprocessor(volume, region)
-            scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
+            with stage("prepare"):
+                prepared = self.preprocessor(volume, region)
+                scalings = {name: scale(volume, region).images for name, scale in self._scalings.items()}
         notes = tuple(dict.fromkeys([*volume.notes, *(prepared.notes if prepared is not None else [])]))
         images, fill = (None, None) if prepared is None else (prepared.images, prepared.hidden)
         content = Loaded(case, volume, prepared)
@@ -157,13 +135,15 @@ class Volumes(CorrectedCases):
             verdict = CONSTANT
         else:
             verdict = outcome.verdict
-            source = adapted = self._restore(loaded, outcome.source)
-            if verdict.used != "source":
-                adapted = self._restore(loaded, outcome.probs, outcome.temperature)
+            with stage("restore"):
+                source = adapted = self._restore(loaded, outcome.source)
+                if verdict.used != "source":
+                    adapted = self._restore(loaded, outcome.probs, outcome.temperature)
         made = Masks(source, self.kept(loaded.case.name, loaded.volume, adapted), verdict)
-        if "uncertainty" in self.maps(loaded.case.name):
-            made.entropy = scoring.normalised_entropy(adapted.probs)
-        self._write(folder, loaded, made)
+        with stage("write"):
+            if "uncertainty" in self.maps(loaded.case.name):
+                made.entropy = scoring.normalised_entropy(adapted.probs)
+            self._write(folder, loaded, made)
         return made
 
     def _restore(self, loaded: Loaded, probs: Tensor, temperature: float = 1.0) -> Prediction:
@@ -205,7 +185,8 @@ class Volumes(CorrectedCases):
             return [corrected_record(unit, finished, self)]
         source, adapted = finished.source, finished.adapted
         about = loaded.case, loaded.volume, source, adapted, self.site, self.pipeline
-        scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
+        with stage("score"):
+            scored = scoring.score(*about, None if loaded.prepared is None else loaded.prepared.fill)
         finished.scored = scored
         return [record_of(unit, finished, scored, self.site, self.pipeline)]
 
@@ -233,24 +214,15 @@ class Volumes(CorrectedCases):
 
     def intact(self, folder: RunFolder, ref: Ref, records: Sequence[Any], digest: str) -> bool:
         """Whether the image is still the one of the record, and the case's files can be read."""
-        name, (record,) = ref.name, records
-        try:
-            if record.input_sha256 != sha256_of(ref.content.files):
-                return False
-            read_mask(folder.mask(name))
-            read_mask(folder.source_mask(name))
-        except (OSError, ValueError, TeslaMedError):
-            return False
-        maps = (("probs", folder.probs), ("uncertainty", folder.uncertainty))
-        return all(path(name).is_file() for option, path in maps if option in self.maps(name))
+        from tesla_med.tasks._cases import is_intact
+
+        return is_intact(folder, ref.content, records[0], self.maps(ref.name))
 
     def undo(self, folder: RunFolder, records: Sequence[Any], where: str) -> list[CaseResult]:
         """Put the source mask in place of the adapted one, and its figures in the record."""
-        record: CaseResult = records[0]
-        if record.status == "failed" or record.used in ("source", "corrected"):
-            return [record]
-        folder.take_source(record.case)
-        return [scoring.of_source(record, f"{ROLLED_BACK} {where}")]
+        from tesla_med.tasks._cases import undone
+
+        return [undone(folder, records[0], where)]
 
     def notes(self) -> tuple[str, ...]:
         """Return where region and slices come from, what a nominal voxel size means, what was corrected."""
@@ -276,7 +248,11 @@ class Volumes(CorrectedCases):
     def labelled(
         self, sites: Sequence[SiteConfig], volumes: Path, progress: Progress | None = None
     ) -> LabelledSource:
-        """Return every labelled case of the sites; see :func:`tesla_med.tasks.labelled_slices`."""
-        from tesla_med.tasks.labelled_slices import load_labelled
+        """Return every labelled case of the sites.
 
-        return load_labelled(self.pipeline, sites, volumes, progress)
+        Raises:
+            ConfigError: the pipeline is that of somebody else's model.
+        """
+        from tesla_med.tasks._cases import labelled_cases
+
+        return labelled_cases(self.pipeline, sites, volumes, progress)

@@ -102,7 +102,7 @@ def test_no_estimate_ends_a_run(place, small_weights, capsys):
 
 
 def test_the_rest_is_estimated_after_an_interrupt(place, small_weights, capsys):
-    with ctrl_c("/masks/Case01"):
+    with ctrl_c("/masks/Case00"):
         assert adapt(small_weights) == INTERRUPTED
     assert cases(capsys.readouterr().err) == 2
     assert adapt(small_weights, "--resume") == 0

@@ -29,7 +29,8 @@ def test_many_classes(volumes, known_weights, tmp_path):
         if stage == "cases":
             written = sorted((tmp_path / "out/masks").glob("*.nii.gz"))
             assert all(np.asarray(nib.load(path).dataobj).shape == (96, 96, 16) for path in written)
-            seen.append((done, total, len(written)))
+            seen.append((done, total))
+            assert len(written) >= done
 
     overrides = (MANY, "preprocessing.size=[96,96]")
     result = small.run(
@@ -41,7 +42,7 @@ def test_many_classes(volumes, known_weights, tmp_path):
         save_probs=True,
         progress=progress,
     )
-    assert seen == [(0, 2, 0), (1, 2, 1), (2, 2, 2)]
+    assert seen == [(0, 2), (1, 2), (2, 2)]
     assert threading.active_count() == before
     assert small.record(result.out)["complete"]
     assert len(np.unique(small.labels(result.out, "Case00"))) > CLASSES / 2

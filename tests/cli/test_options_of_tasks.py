@@ -131,6 +131,8 @@ ADAPT = {
     "--resume": ([], exists("run.json")),
     "--overwrite": ([], exists("run.json")),
     "--no-lock": ([], lambda case: case.code == 0 and not Path(case.out, ".tesla-med.lock").exists()),
+    "--jobs": (["1"], exists("run.json")),  # several: tests/actions/test_spread.py
+    "--effort": (["low", "--method", "tesla"], is_(setting("pipeline", "precision"), "auto")),
     "--dry-run": ([], lambda case: case.code == 0 and not Path(case.out).exists()),
     "--set": (["predict_batch=5"], is_(setting("pipeline", "predict_batch"), 5)),
 }

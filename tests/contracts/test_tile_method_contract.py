@@ -12,7 +12,7 @@ from test_method_contract import EVERY_PAIR, PAIRS, check_probs, check_state, dr
 from torch import nn
 
 from tesla_med.config.files import load_pipeline
-from tesla_med.engine.predictor import Outcome
+from tesla_med.engine.outcome import Outcome
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.tasks.tiles import Tiles

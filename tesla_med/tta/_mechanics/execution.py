@@ -27,6 +27,7 @@ from tesla_med.models.normalisation import (
     mixed_with,
     running_statistics,
 )
+from tesla_med.tta._mechanics.fastest import Computing, Precision, fastest
 from tesla_med.tta._mechanics.graphs import GraphPool
 from tesla_med.tta._mechanics.patches import drawn_patches
 
@@ -39,7 +40,8 @@ class MethodContext:
         device: the device on which the method computes.
         seed: the seed of all its generators.
         model_range: images in [0, 1] are mapped to this range before they enter the network.
-        precision: ``bfloat16`` runs networks under autocast; losses stay in float32.
+        precision: ``bfloat16`` runs networks under autocast; losses stay in float32. ``auto``: what is the
+            fastest for this network on this device, with its layout, measured once.
         predict_batch: number of slices in one forward pass of a prediction.
         cuda_graphs: whether passes that repeat on a CUDA device are captured and replayed.
         statistics: moments of the source features, for methods of the Y protocols; None under N.
@@ -48,7 +50,7 @@ class MethodContext:
     device: torch.device
     seed: int = 0
     model_range: tuple[float, float] = (-1.0, 1.0)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
     predict_batch: int = 16
     cuda_graphs: bool = True
     statistics: SourceStatistics | None = None
@@ -72,6 +74,7 @@ class Execution:
         context: device, precision and seed.
 
     Attributes:
+        computing: precision and layout of the networks.
         generator: generator on the CPU, for every draw except noise fields.
         noise_generator: generator on the device, for noise fields.
         limit: the largest number of slices in a batch while memory is short, otherwise None.
@@ -90,12 +93,23 @@ class Execution:
         self.limit: int | None = None
         self.stitch_on_cpu = False
         self.pixel_weight: Tensor | None = None
+        usual: Precision = "float32" if context.precision == "auto" else context.precision
+        self.computing = Computing(usual, channels_last=context.device.type == "cuda")
 
     def placed(self, model: Network) -> Network:
         """Return a copy of ``model`` on the device, in eval mode."""
+        self._set_computing(model)
         own = copy.deepcopy(model).to(self.context.device).eval()
-        layout = layout_of(own) if self.context.device.type == "cuda" else None
+        layout = layout_of(own) if self.computing.channels_last else None
         return own if layout is None else own.to(memory_format=layout)
+
+    def _set_computing(self, model: Network) -> None:
+        """Measure how the network computes fastest, if the context asks for it."""
+        if self.context.precision != "auto":
+            return
+        first = next((item for item in model.parameters() if item.dim() == 4), None)
+        if first is not None:  # else there is no network of slices
+            self.computing = fastest(model, first.shape[1], self.context.device)
 
     def to_device(self, images: Tensor) -> Tensor:
         """Return the images on the device."""
@@ -187,14 +201,14 @@ class Execution:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast block of the chosen precision."""
-        if self.context.precision == "bfloat16":
+        if self.computing.precision == "bfloat16":
             return torch.autocast(self.context.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
     def logits(self, model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Return the float32 logits (N, L, *spatial) of (N, C, H, W) images in [0, 1] on the device."""
         inputs = to_model_range(images, self.context.model_range)
-        if self.context.device.type == "cuda":
+        if self.computing.channels_last:
             inputs = inputs.contiguous(memory_format=LAYOUTS[inputs.dim()])
         with self.autocast():
             output: Tensor = model(inputs)

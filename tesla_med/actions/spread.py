@@ -1,0 +1,237 @@
+"""Units that do not depend on each other, done by several processes of one machine, one for each card.
+
+The process of the run hands out the units, reads the records as they come, in the order of the run, and draws
+the reports, so that everything but the passes is where it is in a run of one process. A worker that ends
+before its units are done is told of; what is left is then done in the process of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tesla_med.errors import ConfigError
+from tesla_med.scoring.text import counted
+from tesla_med.types import Progress, Ref
+
+if TYPE_CHECKING:
+    from tesla_med.plan import Plan, RunRequest
+
+log = logging.getLogger(__name__)
+CODE = "from tesla_med.actions.spread import work; work()"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+_ENDED = "ended"
+
+
+def visible_cards(device: str) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES may be set to for one card each; none where the CPU computes.
+
+    No card is touched, so that the process holds no memory on any.
+    """
+    if device == "cpu" or ":" in device:
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(count)] if given is None else given.split(",")
+    return [name.strip() for name in names[:count]]
+
+
+def spread(plan: Plan, jobs: int | None = None) -> Plan:
+    """Return a plan whose units are done by several processes, or the same where one does.
+
+    Args:
+        plan: of the run.
+        jobs: processes; None: one for each visible card, if there are several and units are independent.
+
+    Raises:
+        ConfigError: several processes are asked for, and the units depend on each other.
+    """
+    cards = visible_cards(plan.request.device)
+    count = min(len(cards) if jobs is None else jobs, len(plan.refs))
+    if not plan.independent and (jobs or 1) > 1:
+        raise ConfigError(
+            f"--jobs {jobs}: every {plan.task.unit} goes on from the state of the one before (method "
+            f"{plan.method}, protocol {plan.protocol}, reset {plan.reset}), so one process must do them all; "
+            "leave --jobs out, or choose a recipe with reset: case"
+        )
+    if count <= 1 or not plan.independent:
+        return plan
+    return replace(plan, elsewhere=Workers(plan, count, cards))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is asked to do: of the units of a run those with these names, in this order."""
+
+    request: RunRequest
+    out: Path
+    names: tuple[str, ...]
+
+
+class Workers:
+    """The processes of a run; called with the units to be done, it yields them as they are done, in order.
+
+    Args:
+        plan: of the run.
+        count: processes.
+        cards: what each of them may see, in turn; none where the CPU computes.
+
+    Attributes:
+        devices: on how many devices they compute.
+    """
+
+    def __init__(self, plan: Plan, count: int, cards: Sequence[str]) -> None:
+        self._plan, self._count, self._cards = plan, count, cards
+        self.devices = max(1, min(count, len(cards)))
+
+    def __call__(
+        self, refs: Sequence[Ref], progress: Progress = lambda *_: None
+    ) -> Iterator[tuple[Ref, list[Any]]]:
+        """Yield each unit that was done with its steps; those of a worker that was lost are missing."""
+        count, task = min(self._count, len(refs)), self._plan.task
+        if count <= 1:
+            return
+        stage, total = f"{task.item}s", len(self._plan.items.names)
+        done = total - sum(len(ref.items) for ref in refs)
+        progress(stage, done, total)
+        workers = [self._start(number, count, refs[number::count]) for number in range(count)]
+        try:
+            for position, ref in enumerate(refs):
+                steps = workers[position % count].next()
+                if steps is None:
+                    continue
+                yield ref, steps
+                done += len(ref.items)
+                progress(stage, done, total)
+        finally:
+            for worker in workers:
+                worker.end()
+
+    def _start(self, number: int, count: int, refs: Sequence[Ref]) -> _Worker:
+        request = replace(self._plan.request, lock=False)
+        environment = dict(os.environ)
+        environment.setdefault(THREADS_VARIABLE, str(max(1, (os.cpu_count() or 1) // count)))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        if self._cards:
+            environment["CUDA_VISIBLE_DEVICES"] = self._cards[number % len(self._cards)]
+        names = tuple(ref.name for ref in refs)
+        return _Worker(number, Order(request, self._plan.out, names), self._plan.task.unit, environment)
+
+
+class _Worker:
+    """One process, and a thread that listens to it."""
+
+    def __init__(self, number: int, order: Order, unit: str, environment: dict[str, str]) -> None:
+        self.number, self._left, self._unit = number, len(order.names), unit
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with code of this module
+            [sys.executable, "-c", CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        assert self._process.stdin is not None  # noqa: S101 - a pipe, as asked for
+        self._said: queue.Queue[Any] = queue.Queue()
+        self._lost = False
+        try:
+            self._process.stdin.write(pickle.dumps(order))
+            self._process.stdin.flush()
+        except OSError:
+            log.debug("worker %d ended at once", number + 1)  # the listener says so
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe, as asked for
+        for line in self._process.stdout:
+            self._said.put(json.loads(line))
+        self._said.put({_ENDED: self._process.wait()})
+
+    def next(self) -> list[Any] | None:
+        """Return the steps of the next unit when it is done; None where the process has ended before."""
+        if self._lost:
+            return None
+        said = self._said.get()
+        if "steps" in said:
+            self._left -= 1
+            return [tuple(step) for step in said["steps"]]
+        self._lost = True
+        why = said.get("error") or f"exit code {said.get(_ENDED)}"
+        left = counted(self._left, self._unit)
+        log.warning("worker %d ended (%s); its %s are done in this process", self.number + 1, why, left)
+        return None
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.terminate()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    log.debug("worker %d: its pipe was broken", self.number + 1)
+
+
+# ------------------------------------------------------------ in the process of a worker
+
+
+def work() -> None:
+    """Do the units of an order that comes on standard input; say on standard output when each is done."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process of the run ends its workers
+    saying = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no message
+    order: Order = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def say(**content: Any) -> None:
+        saying.write(f"{json.dumps(content)}\n")
+        saying.flush()
+
+    try:
+        _do(order, lambda steps: say(steps=steps))
+    except Exception as error:
+        log.debug("worker", exc_info=error)
+        say(error=f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # nothing more comes, so it returns when the pipe is closed
+        continue
+    os._exit(1)
+
+
+def _do(order: Order, say: Callable[[list[Any]], None]) -> None:
+    import torch
+
+    from tesla_med.adapt import Run
+    from tesla_med.plan import make_plan
+    from tesla_med.reports.base import Reports, Step
+    from tesla_med.runs.folder import RunFolder
+    from tesla_med.types import CaseView
+
+    class Steps(Reports):
+        """Says the steps of every unit that is done, and draws nothing."""
+
+        def unit(self, records: Sequence[Any], view: CaseView | None, steps: Sequence[Step] = ()) -> None:
+            say([[number, dict(scalars)] for number, scalars in steps])
+
+    torch.set_num_threads(int(os.environ[THREADS_VARIABLE]))
+    logging.getLogger("tesla_med").setLevel(logging.ERROR)  # the process of the run tells of the records
+    plan = make_plan(order.request)
+    by_name = {ref.name: ref for ref in plan.refs}
+    run = Run(plan, RunFolder(order.out), lambda *_: None, Steps())
+    run.work([by_name[name] for name in order.names])

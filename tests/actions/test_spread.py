@@ -1,0 +1,143 @@
+"""One run by several processes: the same files, tables in order, and what becomes of a lost worker."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+
+import pytest
+import small_site as small
+
+from tesla_med.actions.spread import spread, visible_cards
+from tesla_med.adapt import run_plan
+from tesla_med.errors import ConfigError
+from tesla_med.plan import RunRequest, make_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CASES = 5
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spread") / "nii"
+    small.make_volumes(folder, CASES)
+    return folder
+
+
+def plan_of(volumes, out, *, reset="case", method="tesla", **more):
+    weights = small.train_weights(out)
+    texts = (*small.SMALL, *small.FEW, "reports=[table,tensorboard]", "guard.enabled=true")
+    return make_plan(
+        RunRequest(
+            small.site(),
+            volumes,
+            weights=weights,
+            method=method,
+            out=out / "run",
+            device="cpu",
+            reset=reset,
+            overrides=texts,
+            **more,
+        )
+    )
+
+
+def left(out):
+    """Return what a run left that does not depend on the clock."""
+    table = list(csv.DictReader((out / "report/metrics.csv").open(encoding="utf-8")))
+    files = sorted((out / "checkpoints").glob("*.safetensors"))
+    return small.masks(out), table, {path.name: path.read_bytes() for path in files}
+
+
+def scalars(out):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for folder in sorted({path.parent for path in (out / "tensorboard").rglob("events*")}):
+        events = EventAccumulator(str(folder)).Reload()
+        for tag in events.Tags()["scalars"]:
+            if tag.startswith("loss"):
+                found[tag] = [(item.step, item.value) for item in events.Scalars(tag)]
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(volumes, tmp_path, caplog):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one = run_plan(plan_of(volumes, tmp_path / "one"))
+    told = []
+    plan = plan_of(volumes, tmp_path / "two")
+    two = run_plan(spread(plan, 2), progress=lambda *about: told.append(about))
+    assert left(two.out) == left(one.out)
+    assert [item.case for item in two.results] == [item.case for item in one.results]
+    assert scalars(two.out) == scalars(one.out) != {}
+    done = [item[1:] for item in told if item[0] == "cases"]
+    assert list(dict.fromkeys(done)) == [(number, CASES) for number in range(CASES + 1)]
+    assert not caplog.records
+    content = json.loads((two.out / "run.json").read_text(encoding="utf-8"))
+    assert content["complete"]
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_told_of_and_its_cases_are_done(volumes, tmp_path, caplog, monkeypatch):
+    from tesla_med.actions import spread as module
+
+    started = []
+    start = module.Workers._start
+
+    def killed(self, number, count, refs):
+        worker = start(self, number, count, refs)
+        started.append(worker)
+        if number == 1:
+            os.kill(worker._process.pid, signal.SIGKILL)
+        return worker
+
+    monkeypatch.setattr(module.Workers, "_start", killed)
+    result = run_plan(spread(plan_of(volumes, tmp_path), 2))
+    assert [item.status for item in result.results] == ["ok"] * CASES
+    assert len(list((result.out / "masks").glob("*.nii.gz"))) == CASES
+    (text,) = [item.getMessage() for item in caplog.records if "worker" in item.getMessage()]
+    assert text == "worker 2 ended (exit code -9); its 2 cases are done in this process"
+    assert all(worker._process.poll() is not None for worker in started), "no process is left"
+
+
+def test_where_cases_depend_on_each_other_one_process_does_them(volumes, tmp_path):
+    plan = plan_of(volumes, tmp_path, reset="site")
+    assert spread(plan, None) is plan
+    assert spread(plan_of(volumes, tmp_path), 2).elsewhere.devices == 1, "on the CPU"
+    with pytest.raises(ConfigError, match=r"--jobs 2: every case goes on .*reset site.*leave --jobs out"):
+        spread(plan, 2)
+    assert spread(plan_of(volumes, tmp_path), 1).elsewhere is None
+    assert spread(plan_of(volumes, tmp_path, reset="site", method="source"), 3).elsewhere is not None
+
+
+def test_cards_are_handed_out_in_turn(volumes, tmp_path, monkeypatch):
+    import torch
+
+    from tesla_med.actions import spread as module
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert visible_cards("auto") == ["5", "7"]
+    seen = []
+
+    class Silent:
+        def __init__(self, number, order, unit, environment):
+            seen.append((number, order.names, environment["CUDA_VISIBLE_DEVICES"], order.request.lock))
+
+        def next(self):
+            return None
+
+        def end(self):
+            seen.append("end")
+
+    monkeypatch.setattr(module, "_Worker", Silent)
+    plan = plan_of(volumes, tmp_path)
+    workers = module.Workers(plan, 2, visible_cards("auto"))
+    assert workers.devices == 2
+    assert list(workers(plan.refs)) == []
+    names = [f"Case{number:02d}" for number in range(CASES)]
+    assert seen == [(0, tuple(names[::2]), "5", False), (1, tuple(names[1::2]), "7", False), "end", "end"]
