@@ -37,7 +37,7 @@ from _mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("tesla_med/tta", "tesla_med/losses.py", "tesla_med/scoring/calibration.py")
-MODULES += tuple(f"tesla_med/engine/{name}.py" for name in ("guard", "signals", "quality"))
+MODULES += tuple(f"tesla_med/engine/{name}.py" for name in ("guard", "signals", "quality", "steadiness"))
 LEFT_OUT = ("tesla_med/tta/_mechanics/graphs.py",)
 COPIED = ("tesla_med", "tests", "pipelines", "site_configs", "benchmarks", "pyproject.toml")
 MARKERS = "not slow and not gpu and not shared"
@@ -66,6 +66,7 @@ TESTS = {
     "tta/_shared/alignment.py": ("tta/test_alignment.py",),
     "tta/_shared/gaussians.py": ("tta/test_alignment.py",),
     "tta/_shared/learner.py": ("tta/test_learner.py", "tta/test_tent.py", "tta/test_pl.py"),
+    "tta/_mechanics/fastest.py": ("tta/test_fastest.py",),
     "tta/_mechanics/patches.py": ("tta/test_patches.py",),
     "tta/_mechanics/parameters.py": ("tta/test_learner.py", "tta/test_bn.py", "tta/test_tesla.py"),
     "tta/_mechanics/execution.py": (

@@ -25,6 +25,7 @@ METHODS = {
     "tesla_s": ("Y-O", "Y-M"),
     "ttac": ("Y-O", "Y-M"),
     "ttt_pp": ("Y-O", "Y-M"),
+    "vesta": N,
 }
 
 
