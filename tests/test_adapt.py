@@ -762,6 +762,7 @@ def test_one_image(volumes, weights, tmp_path):
     assert result.mean_dice is not None
 
 
+@pytest.mark.slow
 def test_many_cases_hold_few_volumes(weights, tmp_path, monkeypatch):
     """What a case loads is let go: the number of live volumes does not grow with the cases."""
     import gc

@@ -104,6 +104,7 @@ def test_a_lost_worker_is_told_of_and_its_cases_are_done(volumes, tmp_path, capl
     assert all(worker._process.poll() is not None for worker in started), "no process is left"
 
 
+@pytest.mark.slow
 def test_where_cases_depend_on_each_other_one_process_does_them(volumes, tmp_path):
     plan = plan_of(volumes, tmp_path, reset="site")
     assert spread(plan, None) is plan

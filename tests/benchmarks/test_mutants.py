@@ -190,6 +190,7 @@ def test_tests_that_fail_anyway_end_it(program, project):
         program.main(["--root", str(project), "--out", str(project / "found.jsonl"), "--quick"])
 
 
+@pytest.mark.slow
 def test_a_mutant_that_does_not_end_is_killed(program, project):
     place = program.Workplace(project, project / "copy")
     (project / "copy/tests/test_losses.py").write_text("def test():\n    while True: ...\n", encoding="utf-8")

@@ -35,7 +35,14 @@ def place(tmp_path, monkeypatch):
     return work_there(tmp_path, monkeypatch, 1)
 
 
-@pytest.mark.parametrize("without_locks", [errno.ENOLCK, 524, errno.EOPNOTSUPP, errno.ENOSYS], indirect=True)
+@pytest.mark.parametrize(
+    "without_locks",
+    [
+        errno.ENOLCK,
+        *(pytest.param(code, marks=pytest.mark.slow) for code in (524, errno.EOPNOTSUPP, errno.ENOSYS)),
+    ],
+    indirect=True,
+)
 def test_commands_go_on_and_say_so_once(without_locks, place, known_weights, capsys):
     weights = known_weights()
     assert adapt(weights, "--method", "source") == 0

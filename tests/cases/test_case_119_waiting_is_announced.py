@@ -61,7 +61,7 @@ def test_time_and_memory_are_said_before_the_first_case(place, small_weights, ca
     assert re.search(CASES, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+@pytest.mark.parametrize("protocol", ["N-O", pytest.param("N-M", marks=pytest.mark.slow)])
 def test_tiles(tiles, tile_weights, capsys, long, protocol):
     assert adapt(tile_weights, "--protocol", protocol, pipeline="kather") == 0
     said = capsys.readouterr().err
@@ -70,7 +70,10 @@ def test_tiles(tiles, tile_weights, capsys, long, protocol):
     assert re.search(TILES, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("method", ["tesla", "bn", "shot", "opttta", "source"])
+@pytest.mark.parametrize(
+    "method",
+    ["tesla", "bn", "source", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shot", "opttta"))],
+)
 def test_results_do_not_depend_on_it(place, small_weights, capsys, long, method):
     more = "--method", method, "--guard"
     assert adapt(small_weights, *more, "--quiet", out="quiet") == 0
@@ -80,7 +83,9 @@ def test_results_do_not_depend_on_it(place, small_weights, capsys, long, method)
     assert small.masks(place / "out") == small.masks(place / "quiet")
 
 
-@pytest.mark.parametrize(("protocol", "name"), [("N-O", "updates_per_case"), ("N-M", "epochs")])
+@pytest.mark.parametrize(
+    ("protocol", "name"), [("N-O", "updates_per_case"), pytest.param("N-M", "epochs", marks=pytest.mark.slow)]
+)
 def test_what_would_be_faster_can_be_typed(place, small_weights, capsys, long, protocol, name):
     assert adapt(small_weights, "--protocol", protocol) == 0
     (line,) = re.findall(r"^Faster: .+$", capsys.readouterr().err, re.MULTILINE)
@@ -136,7 +141,10 @@ def test_a_bar_moves_with_every_update(place, small_weights, monkeypatch):
     assert re.search(r"updates of Case01.*2/2", shown.getvalue())
 
 
-@pytest.mark.parametrize(("protocol", "part"), [("N-O", "/masks/Case01"), ("N-M", "/.state/state-2")])
+@pytest.mark.parametrize(
+    ("protocol", "part"),
+    [("N-O", "/masks/Case01"), pytest.param("N-M", "/.state/state-2", marks=pytest.mark.slow)],
+)
 def test_an_interrupt_names_resume(place, small_weights, capsys, protocol, part):
     more = "--protocol", protocol, "--reset", "site"
     assert adapt(small_weights, *more, out="whole") == 0

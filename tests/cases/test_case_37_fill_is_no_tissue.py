@@ -75,7 +75,11 @@ def every_voxel(out):
     return content["all"]["source"]["all"]["voxels"] if "all" in content else content
 
 
-@pytest.mark.parametrize("words", [("--method", "source"), (), ("--protocol", "N-M")], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [("--method", "source"), (), pytest.param(("--protocol", "N-M"), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_no_corner_is_labelled(place, likes_dark, words):
     assert adapt(likes_dark, *words, "--set", OFF, out="off") == 0
     assert labelled(place / "off")[0] > 0.8 * COUNT  # the problem is there
@@ -134,7 +138,7 @@ def test_off_where_it_must_be(place, likes_dark, capsys):
     assert labelled(place / "out") == [0, 0]
 
 
-@pytest.mark.parametrize("words", [(), ("--protocol", "N-M")], ids=str)
+@pytest.mark.parametrize("words", [(), pytest.param(("--protocol", "N-M"), marks=pytest.mark.slow)], ids=str)
 def test_without_fill_and_below_the_size_every_byte_stays(place, likes_dark, words):
     for name in ("nii/Case06.nii.gz", "nii/Case06_segmentation.nii.gz"):
         (place / name).rename(place / name.replace("Case06", "Case05"))

@@ -22,7 +22,9 @@ def outputs(out):
     return found
 
 
-@pytest.mark.parametrize("words", [(), ("--reset", "site"), ("--protocol", "N-M")], ids=str)
+@pytest.mark.parametrize(
+    "words", [(), ("--protocol", "N-M"), pytest.param(("--reset", "site"), marks=pytest.mark.slow)], ids=str
+)
 def test_twice(small_weights, tmp_path, monkeypatch, words):
     folder = work_there(tmp_path, monkeypatch, 2)
     words = ("--seed", "3", "--save-probs", *words)

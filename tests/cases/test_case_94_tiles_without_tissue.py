@@ -59,7 +59,7 @@ def table(out):
         return {row["tile"]: row for row in csv.DictReader(stream)}
 
 
-@pytest.mark.parametrize("protocol", ["N-O", "N-M"])
+@pytest.mark.parametrize("protocol", ["N-O", pytest.param("N-M", marks=pytest.mark.slow)])
 def test_they_are_blank_and_change_nothing(protocol, words, tmp_path, capsys):
     add(tmp_path, {})
     assert run([*words, "--protocol", protocol, "--method", "source"]) == 0

@@ -85,7 +85,10 @@ def check_options(result, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    ["prostate", *(pytest.param(name, marks=pytest.mark.slow) for name in TASKS if name != "prostate")],
+)
 def test_whole_loop(task: Task, tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "demo"
     stages: list[str] = []

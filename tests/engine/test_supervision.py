@@ -72,7 +72,9 @@ def test_labelled_slices_change_what_is_learned_and_a_reset_is_exact(name, make_
     assert same(method.state_dict(), first)  # what was drawn, too
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize(
+    "name", ["tesla", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNING if name != "tesla")]
+)
 def test_updates_before_the_first_case_are_where_a_reset_leads(name, make_tta, make_images):
     images, case = make_images(2, 20, 20), labelled(make_images)
     params = few_steps(name, METHODS.get(name).protocols[0])

@@ -327,6 +327,7 @@ def test_figures_by_hand():
     assert figures["brier"] == pytest.approx(brier, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path, capsys):
     from tesla_med.cli.app import run as run_cli
 
