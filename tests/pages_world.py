@@ -135,6 +135,10 @@ def make_runs(folder: Path) -> None:
     tiles = ["adapt", "--site", "kather16", "--volumes", "tiles", "--device", "cpu", "--quiet"]
     bare = ["--method", "bn", *sets(["report.max_cases_with_overlays=0"])]
     assert run([*volumes, "--protocol", "N-M", "--out", "runs/F"]) == 0
+    mask = next((folder / "runs/F/masks").rglob("*_mask.nii.gz"))
+    corrected = folder / "corrected" / mask.relative_to(folder / "runs/F/masks")
+    corrected.parent.mkdir(parents=True)
+    shutil.copy(mask, corrected)
     assert run([*volumes, "--protocol", "N-O", "--out", "runs/F/tesla-N-O", *bare]) == 0
     write_site_g(folder, "dataset-layouts")
     layout = ["adapt", "--site", "prostate/G", "--volumes", "Task05", "--weights", "source.safetensors"]
