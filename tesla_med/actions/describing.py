@@ -41,7 +41,7 @@ def _network(plan: Plan) -> str:
 
 
 def _norms(model: nn.Module) -> str:
-    kinds = {type(layer).__name__ for layer in model.modules()}
+    kinds = {kind.__name__ for layer in model.modules() for kind in type(layer).__mro__}
     names = [text for name, text in NORMS.items() if any(kind.startswith(name) for kind in kinds)]
     running = " with running statistics" if norm_layers(model) else ""
     return (" and ".join(names) or "no norm layers") + running

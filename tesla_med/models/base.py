@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +18,11 @@ from tesla_med.config.models import PipelineConfig, Section
 from tesla_med.errors import ConfigError
 from tesla_med.losses import binary, exclusive
 from tesla_med.registry import Registry
+
+MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 2**30
+"""Blocks up to this size are taken from what is kept, and this much is kept at the end of the heap."""
 
 
 class Network(nn.Module, ABC):
@@ -131,16 +139,37 @@ def parameter_count(model: nn.Module) -> int:
 def default_device(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu`` or ``cuda`` (``cuda:N`` too).
 
+    Where that is the CPU, memory that is freed stays with the process (:func:`keep_freed_memory`).
+
     Raises:
         ConfigError: a name that is not a device, or CUDA asked for where there is none.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cpu" and not name.startswith("cuda"):
         raise ConfigError(f"unknown device {name!r}. Known: auto, cpu, cuda.")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for but no CUDA device is available; use --device cpu")
+    if name == "cpu":
+        keep_freed_memory()
     return torch.device(name)
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next pass; return whether it does. Done once per process.
+
+    By itself it gives large blocks back at once, and the activations of every pass are mapped and zeroed page
+    by page again: a quarter of the time of an adaptation on the CPU. Other C libraries are left alone, and so
+    is whoever has set ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` or ``GLIBC_TUNABLES``.
+    """
+    if any(name in os.environ for name in MALLOC_VARIABLES):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # no C library that has it
+        return False
+    return all(mallopt(option, KEPT_BYTES) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
 
 
 def device_name(device: torch.device) -> str:

@@ -132,3 +132,15 @@ def test_such_models_are_not_trained_here(tmp_path, images, capsys, pipeline):
     assert run([*line, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
     assert "trained elsewhere" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [("batch", "batch norm with running statistics"), ("instance", "instance norm"), ("group", "group norm")],
+)
+def test_the_norms_of_a_network_of_the_project_are_named(norm, words):
+    """Its batch norm is a class of its own, derived from PyTorch's."""
+    from tesla_med.actions.describing import _norms
+    from tesla_med.models.unet import UNet
+
+    assert _norms(UNet(1, 2, 4, norm=norm)) == words
