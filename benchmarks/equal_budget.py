@@ -210,7 +210,7 @@ def chosen(cells: Mapping[str, dict[str, Any]], sites: Sequence[str]) -> dict[tu
             others = [name for name in sites if name != site]
             means = []
             for setting in range(count):
-                keys = [Cell(*about, setting, name, 1).key for name in others]  # type: ignore[arg-type]
+                keys = [Cell(*about, setting, name, 1).key for name in others]
                 if not keys or any(key not in cells for key in keys):
                     break
                 means.append(float(np.mean([cells[key]["mean"] for key in keys])))
@@ -226,10 +226,7 @@ def final_cells(cells: Mapping[str, dict[str, Any]], sites: Sequence[str], seeds
     result = []
     for (block, scaling, row, protocol, site), setting in chosen(cells, sites).items():
         count = 1 if row in FIXED or (METHODS.get(row).deterministic and block != "restart") else seeds
-        result += [
-            Cell(block, scaling, row, protocol, setting, site, seed)  # type: ignore[arg-type]
-            for seed in range(1, count + 1)
-        ]
+        result += [Cell(block, scaling, row, protocol, setting, site, seed) for seed in range(1, count + 1)]
     return result
 
 

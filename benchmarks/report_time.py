@@ -50,8 +50,8 @@ def generate(slices: int, size: int, entropy: bool) -> list[tuple[CaseResult, Ca
         source = np.roll(binary_erosion(truth, iterations=2).astype(truth.dtype), 4, axis=1)
         near = gaussian_filter((mask > 0).astype(np.float32), 2)
         heat = 4 * near * (1 - near) if entropy else None
-        view = CaseView(image.astype(np.float32), source, mask, truth, affine, spacing, None, heat)  # type: ignore[arg-type]
-        scores = score_case(mask, source, truth, classes, spacing)  # type: ignore[arg-type]
+        view = CaseView(image.astype(np.float32), source, mask, truth, affine, spacing, None, heat)
+        scores = score_case(mask, source, truth, classes, spacing)
         of = {"site": "F", "method": "tesla", "protocol": "N-O", "status": "ok", "used": "adapted"}
         made.append((CaseResult(case="", slices=slices, scores=scores, **of), view))
     return made

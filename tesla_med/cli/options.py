@@ -64,6 +64,13 @@ Statistics = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Method = Annotated[
+    str | None, typer.Option(help="Method by name (see: tesla-med list methods). Default: tesla.")
+]
+SaveProbs = Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")]
+SaveUncertainty = Annotated[
+    bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every random generator.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run with the same settings.")]

@@ -15,10 +15,13 @@ from tesla_med.cli.options import (
     Device,
     Json,
     Key,
+    Method,
     Overwrite,
     Pipeline,
     Quiet,
     Resume,
+    SaveProbs,
+    SaveUncertainty,
     Seed,
     Set,
     SiteOption,
@@ -46,9 +49,7 @@ def adapt(
     weights: Weights = None,
     trust_code: TrustCode = False,
     statistics: Statistics = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method by name (see: tesla-med list methods). Default: tesla.")
-    ] = None,
+    method: Method = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -82,10 +83,8 @@ def adapt(
             "Default: normal."
         ),
     ] = None,
-    save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
-    save_uncertainty: Annotated[
-        bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
-    ] = False,
+    save_probs: SaveProbs = False,
+    save_uncertainty: SaveUncertainty = False,
     corrections: Annotated[
         Path | None,
         typer.Option(

@@ -12,8 +12,11 @@ from tesla_med.cli.console import Screen
 from tesla_med.cli.options import (
     Device,
     Json,
+    Method,
     Pipeline,
     Quiet,
+    SaveProbs,
+    SaveUncertainty,
     Seed,
     Set,
     SiteOption,
@@ -40,9 +43,7 @@ def watch(
     weights: Weights = None,
     trust_code: TrustCode = False,
     statistics: Statistics = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method by name (see: tesla-med list methods). Default: tesla.")
-    ] = None,
+    method: Method = None,
     protocol: Annotated[
         str | None,
         typer.Option(help="As of adapt; every case starts from the source model. Default: the pipeline's."),
@@ -53,10 +54,8 @@ def watch(
         bool | None,
         typer.Option("--guard/--no-guard", help="As of adapt. Default: the pipeline's."),
     ] = None,
-    save_probs: Annotated[bool, typer.Option("--save-probs", help="Write class probabilities.")] = False,
-    save_uncertainty: Annotated[
-        bool, typer.Option("--save-uncertainty", help="Write normalised entropy, 0 to 1.")
-    ] = False,
+    save_probs: SaveProbs = False,
+    save_uncertainty: SaveUncertainty = False,
     once: Annotated[bool, typer.Option("--once", help="Do what is there, and end.")] = False,
     poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks into the folder.")] = 30.0,
     settle: Annotated[
