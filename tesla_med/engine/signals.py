@@ -11,9 +11,8 @@ from tesla_med.augment.warp import as_slices, as_volumes
 from tesla_med.engine.quality import class_agreement, relative
 from tesla_med.models.base import Network, predicted_class
 from tesla_med.tta.base import TTAMethod
+from tesla_med.types import ZOOMS as ZOOMS
 
-ZOOMS = (0.85, 1.2)
-"""Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
 PART = 3
 """Slices from which on a part of a stack counts as a body of its own."""
 

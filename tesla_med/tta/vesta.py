@@ -32,9 +32,7 @@ from tesla_med.models.base import Network
 from tesla_med.models.normalisation import Statistics, blend_running_statistics, kept_running_statistics
 from tesla_med.tta.base import METHODS
 from tesla_med.tta.tesla import TeSLA, TeSLAParams
-
-ZOOMED = 0.85**2 + 1.2**2
-"""Passes of the reduced and the enlarged slices, of a slice each."""
+from tesla_med.types import ZOOMS
 
 
 class VeSTAParams(TeSLAParams):
@@ -109,7 +107,7 @@ class VeSTA(TeSLA):
     def predicting_passes(self, slices: int) -> float:
         """Return the forward passes of a prediction, the choices of the share and of the run included."""
         choices = len(self.shares) + (self.restarts if self.restarts > 1 else 0)
-        return super().predicting_passes(slices) + choices * (2.0 + ZOOMED) * slices
+        return super().predicting_passes(slices) + choices * (2.0 + sum(zoom**2 for zoom in ZOOMS)) * slices
 
     def state_dict(self) -> dict[str, Any]:
         """Return TeSLA's state and the share."""
