@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 import time
-from pathlib import Path
 
+import programs
 import pytest
 import torch
 
 from tesla_med.engine.stages import Watch, stage
 from tesla_med.models.unet import UNet, UNetParams
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "end_to_end.py"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("benchmark_end_to_end", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return programs.load("end_to_end")
 
 
 def test_passes_are_counted_by_kind(program):

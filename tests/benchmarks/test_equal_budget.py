@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import programs
 import pytest
 import small_site
 import yaml
@@ -14,19 +11,12 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.demo.recipes import RECIPES
 from tesla_med.tta.base import METHODS, check_params
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 LEARN = ("tent", "pl", "shot", "cotta", "adacontrast", "ttt_pp", "ttac", "tesla", "tesla_s", "vesta")
 
 
 @pytest.fixture(scope="module")
 def program():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_equal_budget", FOLDER / "equal_budget.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    return programs.load("equal_budget")
 
 
 def test_every_method_is_a_row_and_every_rate_has_a_grid_of_six(program):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import tile_site
 import torch
@@ -19,11 +19,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "histology.py"
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("benchmark_histology", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return programs.load("histology")
 
 
 def test_shifts_are_what_they_say(program):

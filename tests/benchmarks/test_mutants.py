@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "benchmarks"
 LOSSES = '''"""A module with one function that is tested well and one that is not tested at all."""
 
 
@@ -37,13 +35,7 @@ def test_inside():
 
 @pytest.fixture(scope="module")
 def program():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_mutants", FOLDER / "mutants.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    return programs.load("mutants")
 
 
 @pytest.fixture

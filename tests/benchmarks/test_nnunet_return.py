@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import programs
 import pytest
-
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "nnunet_return.py"
 
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("benchmark_nnunet_return", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return programs.load("nnunet_return")
 
 
 def interpreter(path, body):

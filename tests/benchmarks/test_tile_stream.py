@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
-from pathlib import Path
 
+import programs
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "tile_stream.py"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("benchmark_tile_stream", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return programs.load("tile_stream")
 
 
 def options(**changes):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from tesla_med.models.loading import load_model
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 FAST = ("--device", "cpu", "--quick", "--steps", "2", "--volumes", "1", "--set")
 FEW = ("protocols.N-O.tesla.updates_per_case=1", "methods.tesla.weak_views=1", "preprocessing.size=[32,32]")
 
 
 @pytest.fixture(scope="module")
 def zoo():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_zoo", FOLDER / "zoo.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    return programs.load("zoo")
 
 
 def row(model="m", site="s", seed=1, *, source=80.0, bn=82.0, default=85.0, trusted=True, **candidates):
