@@ -23,6 +23,8 @@ def predict(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     trust_code: bool = False,
+    anonymise: bool = False,
+    key: str | Path | None = None,
     progress: Progress | None = None,
 ) -> SiteResult:
     """Predict every image or tile with frozen weights.
@@ -38,6 +40,8 @@ def predict(
         overwrite: replace an earlier run.
         overrides: ``key=value`` texts over the pipeline, ``site.key=value`` over the site.
         trust_code: let MONAI run the code of a bundle that needs it.
+        anonymise: replace the names of cases in everything that is written.
+        key: key file of the pseudonyms; default: that of this user.
         progress: called as the work goes on.
 
     Returns:
@@ -58,5 +62,7 @@ def predict(
         overrides=tuple(overrides),
         folder_name="predict",
         trust_code=trust_code,
+        anonymise=anonymise,
+        key=key,
     )
     return run_plan(make_plan(request), overwrite=overwrite, progress=progress)

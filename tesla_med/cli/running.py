@@ -181,6 +181,8 @@ def predict(
         Path | None, typer.Option(parser=path, help="Output folder. Default: runs/<site>/predict.")
     ] = None,
     device: Device = "auto",
+    anonymise: Anonymise = False,
+    key: Key = None,
     overwrite: Overwrite = False,
     overrides: Set = None,
     quiet: Quiet = False,
@@ -199,6 +201,8 @@ def predict(
             pipeline=pipeline,
             out=out,
             device=device,
+            anonymise=anonymise,
+            key=key,
             overwrite=overwrite,
             overrides=tuple(overrides or ()),
             trust_code=trust_code,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import yaml
 
 from tesla_med import __version__
 from tesla_med.config.files import load_pipeline, load_site
-from tesla_med.config.models import SiteConfig
+from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
-from tesla_med.demo.recipes import RECIPES, TERMS, Recipe
+from tesla_med.demo.recipes import POOR, RECIPES, TERMS, Recipe
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.files import write_json, write_text
 from tesla_med.io.locks import in_folder, output_lock
@@ -175,11 +176,13 @@ def _run(
 
     recipe = RECIPES[task]
     pipeline = load_pipeline(recipe.pipeline, recipe.overrides)
-    sites = {name: _site(folder, recipe, name, seed, tell) for name in recipe.sites}
+    sites = {name: _site(folder, recipe, name, seed, tell) for name in recipe.sites if name != "hard"}
     volumes, source = folder / "volumes", folder / "source"
     trained = train_source(
         pipeline, [sites["source"]], volumes, source, seed=seed, device=device, progress=tell
     )
+    shift = _poor_shift(recipe, pipeline, trained.weights, seed, device)
+    sites["hard"] = _site(folder, recipe, "hard", seed, tell, shift)
     rows = []
     for name in recipe.sites[1:]:
         site = sites[name]
@@ -204,15 +207,47 @@ def _run(
     )
 
 
+def _poor_shift(recipe: Recipe, pipeline: PipelineConfig, weights: Path, seed: int, device: str) -> float:
+    """Return the shift of the hard site at which the source model is nearest to ``POOR``.
+
+    How far a model reaches depends on the seed that it was trained with, so a site that is hard for one is
+    easy for the next. The choice is made before anything is adapted, and knows the source model alone.
+    """
+    from tesla_med.adapt import adapt_site
+
+    if len(recipe.shifts) == 1:
+        return recipe.shifts[0]
+    plain = pipeline.model_copy(update={"reports": ()})
+    found = {}
+    for shift in recipe.shifts:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            site = _site(folder, recipe, "hard", seed, lambda *_: None, shift)
+            result = adapt_site(
+                site,
+                folder / "volumes",
+                pipeline=plain,
+                weights=weights,
+                out=folder / "run",
+                method="source",
+                seed=seed,
+                device=device,
+            )
+            found[shift] = result.mean or 0.0
+    return min(found, key=lambda shift: abs(found[shift] - POOR))
+
+
 def _tell_of(tell: Progress, name: str, stage: str, done: int, total: int) -> None:
     tell(f"{name}: {stage}", done, total)
 
 
-def _site(folder: Path, recipe: Recipe, name: str, seed: int, tell: Progress) -> SiteConfig:
+def _site(
+    folder: Path, recipe: Recipe, name: str, seed: int, tell: Progress, shift: float = 1.0
+) -> SiteConfig:
     """Write the images and the configuration of one site, and return what was written."""
     institution, order = f"Phantom{name.capitalize()}", recipe.sites.index(name)
     count = recipe.counts[0 if name == "source" else 1]
-    recipe.make(folder / "volumes" / institution, name, count, 1000 * seed + order)
+    recipe.make(folder / "volumes" / institution, name, count, 1000 * seed + order, shift)
     content = {"institution": institution, **recipe.describe(name), "terms": TERMS}
     path = folder / "site_configs" / recipe.pipeline / f"phantom-{name}.yaml"
     write_text(path, yaml.safe_dump(content, sort_keys=False))

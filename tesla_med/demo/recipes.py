@@ -12,8 +12,8 @@ from tesla_med.demo.tiles import FOLDERS, TISSUE_CLASSES, make_tile_site, stain_
 from tesla_med.demo.volumes import ScannerSettings, Task, make_site, preset
 
 SITES = ("source", "easy", "hard")
-POOR = 0.75
-"""Shift of the prostate's hard site, at which a model of the source site is poor but not lost."""
+POOR = 0.45
+"""Dice of a source model that is poor but not lost."""
 TERMS = "Generated data, no patient; free to use."
 
 
@@ -26,16 +26,18 @@ class Recipe:
         overrides: of the pipeline: a narrow network learned from nothing on small images.
         counts: items of the source site (tiles: of each class), and of each other site.
         sites: the source site first.
-        make: (folder, site, count, seed) -> writes the images of ``source``, ``easy`` or ``hard``.
+        shifts: of the hard site, from which that is taken at which the trained model is nearest to ``POOR``.
+        make: (folder, site, count, seed, shift) -> writes the images of ``source``, ``easy`` or ``hard``.
         describe: (site) -> what its configuration says beyond institution and terms.
     """
 
     pipeline: str
     overrides: tuple[str, ...]
     counts: tuple[int, int]
-    make: Callable[[Path, str, int, int], object]
+    make: Callable[[Path, str, int, int, float], object]
     describe: Callable[[str], dict[str, Any]]
     sites: tuple[str, ...] = SITES
+    shifts: tuple[float, ...] = (1.0,)
 
 
 _SMALL = (
@@ -63,15 +65,15 @@ _SMALL_TILES = (
 )
 
 
-def settings_of(task: Task, site: str) -> ScannerSettings:
+def settings_of(task: Task, site: str, shift: float = 1.0) -> ScannerSettings:
     """Return the scanner of a site of the demo; that of ``noise`` hardly shows anything."""
     if site == "noise":
         return preset(task).model_copy(update={"noise": 1.0, "blur_mm": 1.0})
-    return preset(task, site, shift=POOR if (task, site) == ("prostate", "hard") else None)
+    return preset(task, site, shift=shift)
 
 
-def _make_volumes(task: Task, folder: Path, site: str, count: int, seed: int) -> object:
-    return make_site(folder, task, settings_of(task, site), count, seed=seed)
+def _make_volumes(task: Task, folder: Path, site: str, count: int, seed: int, shift: float) -> object:
+    return make_site(folder, task, settings_of(task, site, shift), count, seed=seed)
 
 
 def _describe_volumes(task: Task, image: str, masks: dict[str, int], site: str) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def _describe_volumes(task: Task, image: str, masks: dict[str, int], site: str) 
     }
 
 
-def _make_tiles(folder: Path, site: str, count: int, seed: int) -> object:
+def _make_tiles(folder: Path, site: str, count: int, seed: int, _: float) -> object:
     return make_tile_site(folder, stain_preset(site), count, seed=seed, size=_TILE_SIZE)
 
 
@@ -112,6 +114,7 @@ RECIPES: dict[str, Recipe] = {
         partial(_make_volumes, "prostate"),
         partial(_describe_volumes, "prostate", "Case*.nii.gz", {"*_segmentation.nii.gz": 1}),
         (*SITES, "noise"),
+        shifts=(0.65, 0.75, 0.85, 1.0),
     ),
     "spinal_cord": Recipe(
         "spinal_cord",

@@ -9,7 +9,7 @@ each voxel; outside the crop there is background.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ MOST = 2**32
 THICK = 3.0
 """Ratio of spacings from which on the axis of the largest is resampled apart."""
 LEAST = 1e-8
+SLAB = 2**24
+"""Values that are resampled at a time on the way back."""
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -60,28 +62,27 @@ class NnunetCase(PreparedCase):
         Raises:
             AdaptationError: another shape than the images', or values that are not finite.
         """
-        import torch
-
         from tesla_med.losses import exclusive, overlapping
 
         probs = self._checked(probs)
         whole = probs[0] if self.config.dimensions == 3 else probs.movedim(0, 1)
-        logs = whole.clamp_min(torch.finfo(torch.float32).tiny).log()
+        logs = whole.clamp_min(float(np.finfo(np.float32).tiny)).log_()
         if self.regions:
             logs = overlapping(logs[None])[0]
         inside = tuple(part.stop - part.start for part in self.box)
-        resampled = resample(logs.numpy(), inside, self.target, self.spacing, self.config.logits)
-        found = torch.from_numpy(resampled)
-        found = exclusive(found[None])[0].exp() if self.regions else found.softmax(dim=0)
-        native = np.zeros((self.num_classes, *self.before), np.float32)
-        native[0] = 1.0
-        inside_box = (slice(None), *self.box)
-        native[inside_box] = found.numpy()
-        back = np.argsort(self.config.transpose)
-        native = native.transpose(0, *(1 + back)).transpose(0, 3, 2, 1)
         order, flips = self.turned
-        native = np.flip(native, tuple(1 + axis for axis in flips)).transpose(0, *(1 + np.argsort(order)))
-        return np.ascontiguousarray(native)
+        back = np.argsort(self.config.transpose)
+        shape = [self.before[axis] for axis in back][::-1]
+        native = np.zeros((self.num_classes, *(shape[axis] for axis in np.argsort(order))), np.float32)
+        native[0] = 1.0
+        # The same memory as the resampled classes have it: in RAS, reversed, transposed, inside of the crop.
+        seen = np.flip(native.transpose(0, *(1 + axis for axis in order)), tuple(1 + axis for axis in flips))
+        seen = seen.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in self.config.transpose))
+        target = seen[(slice(None), *self.box)]
+        for place, slab in slabs(logs, inside, self.target, self.spacing, self.config.logits):
+            found = exclusive(slab[None])[0].exp() if self.regions else slab.softmax(dim=0)
+            target[place] = found.numpy()
+        return native
 
 
 class NnunetPreprocessor:
@@ -282,6 +283,72 @@ def resample(
     return result
 
 
+def slabs(
+    logits: torch.Tensor,
+    shape: Sequence[int],
+    spacing: Sequence[float],
+    target: Sequence[float],
+    how: Resampling,
+    most: int = SLAB,
+) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
+    """Yield (L, D, H, W) on a grid of another shape part by part, so that little memory is needed.
+
+    Linear interpolation, which is what nnU-Net does to logits, needs two slices for one; under other orders
+    the whole is the only part.
+
+    Args:
+        logits: (L, D, H, W) float32 on the CPU.
+        shape: of the new grid, (D, H, W).
+        spacing: of the old grid, in mm.
+        target: of the new grid, in mm.
+        how: orders of the splines.
+        most: values of a part, at least one slice.
+
+    Yields:
+        Where the part lies, and its values.
+    """
+    import torch
+    from torch.nn import functional
+
+    old = tuple(logits.shape[1:])
+    axis = axis_apart(spacing, target, how.separate_z)
+    if old == tuple(shape) or how.order != 1 or (axis is not None and how.order_z > 1):
+        whole = resample(logits.numpy(), shape, spacing, target, how)
+        yield (slice(None),) * 4, torch.from_numpy(whole)
+        return
+    lead = 0 if axis is None else axis
+    stack = logits.movedim(1 + lead, 1)
+    plane = [size for other, size in enumerate(shape) if other != lead]
+    positions = stack.shape[1] / shape[lead] * (np.arange(shape[lead]) + 0.5) - 0.5
+    nearest = axis is not None and how.order_z == 0 and stack.shape[1] != shape[lead]
+    if nearest:
+        positions = _nearest(positions, stack.shape[1])
+    positions = positions.clip(0, stack.shape[1] - 1)
+    lower = torch.from_numpy(np.floor(positions).astype(int))
+    upper = (lower + 1).clamp_max(stack.shape[1] - 1)
+    weights = torch.from_numpy((positions - lower.numpy()).astype(np.float32))
+    step = max(most // (len(logits) * math.prod(plane)), 1)
+    for start in range(0, shape[lead], step):
+        part = slice(start, min(start + step, shape[lead]))
+        rows = stack[:, lower[part]]
+        if bool((weights[part] > 0).any()):
+            rows = rows.lerp(stack[:, upper[part]], weights[part][:, None, None])
+        found = functional.interpolate(rows, plane, mode="bilinear", align_corners=False)
+        place = [slice(None)] * 4
+        place[1 + lead] = part
+        yield tuple(place), found.movedim(1, 1 + lead)
+
+
+def _nearest(positions: Floats, count: int) -> Floats:
+    """Return the numbers of the nearest slices, chosen by the library that nnU-Net asks, ties included."""
+    from scipy.ndimage import map_coordinates
+
+    found: Floats = map_coordinates(
+        np.arange(count, dtype=float), np.asarray(positions)[None], order=0, mode="nearest"
+    )
+    return found
+
+
 def _resized(values: Floats, shape: tuple[int, ...], axis: int | None, how: Resampling) -> Floats:
     from scipy.ndimage import map_coordinates
     from skimage.transform import resize
@@ -297,11 +364,8 @@ def _resized(values: Floats, shape: tuple[int, ...], axis: int | None, how: Resa
         return stack
     ratio = stack.shape[axis] / shape[axis]
     positions = ratio * (np.arange(shape[axis]) + 0.5) - 0.5
-    if how.order_z == 0:  # the nearest slice, chosen by the library that nnU-Net asks, ties included
-        index = map_coordinates(
-            np.arange(stack.shape[axis], dtype=float), positions[None], order=0, mode="nearest"
-        )
-        return np.asarray(np.take(stack, index.astype(int), axis=axis))
+    if how.order_z == 0:
+        return np.asarray(np.take(stack, _nearest(positions, stack.shape[axis]).astype(int), axis=axis))
     grid = list(np.meshgrid(*[np.arange(size, dtype=float) for size in shape], indexing="ij"))
     grid[axis] = np.moveaxis(np.broadcast_to(positions, (*plane, shape[axis])), -1, axis)
     return np.asarray(map_coordinates(stack, np.array(grid), order=how.order_z, mode="nearest"))

@@ -170,7 +170,7 @@ TABLE = {
         for key in (
             *COMMON,
             *("--site", "--volumes", "--pipeline", "--weights", "--trust-code", "--out", "--device"),
-            *("--overwrite", "--set"),
+            *("--anonymise", "--key", "--overwrite", "--set"),
         )
     },
     "train": {

@@ -12,7 +12,14 @@ from nnunet_folder import volume
 from tesla_med.config.models import Preprocessing, Region
 from tesla_med.config.nnunet import ChannelNorm, NnunetPreprocessing, Resampling
 from tesla_med.errors import AdaptationError, ConfigError, DataError
-from tesla_med.prepare.nnunet import NnunetPreprocessor, axis_apart, new_shape, normalise, resample
+from tesla_med.prepare.nnunet import (
+    NnunetPreprocessor,
+    axis_apart,
+    new_shape,
+    normalise,
+    resample,
+    slabs,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PERMUTATIONS = list(itertools.permutations(range(3)))
@@ -331,6 +338,35 @@ def test_thick_slices_by_splines():
 def test_the_same_shape_is_left_alone():
     array = rng().random((1, 6, 7, 8)).astype(np.float32)
     assert np.array_equal(resample(array, (6, 7, 8), (5, 1, 1), (1, 1, 1), Resampling()), array)
+
+
+@pytest.mark.parametrize("most", [1, 200, 2**24])
+@pytest.mark.parametrize(
+    ("shape", "spacing", "how"),
+    [
+        ((9, 5, 12), (1, 1, 1), Resampling(order=1)),
+        ((6, 7, 8), (1, 1, 1), Resampling(order=1)),
+        ((6, 9, 11), (5, 1, 1), Resampling(order=1, order_z=0)),
+        ((11, 9, 8), (5, 1, 1), Resampling(order=1, order_z=0)),
+        ((12, 9, 8), (5, 1, 1), Resampling(order=1, order_z=1)),
+        ((9, 3, 8), (1, 5, 1), Resampling(order=1, order_z=0)),
+        ((9, 7, 13), (1, 1, 5), Resampling(order=1, order_z=1)),
+        ((9, 5, 12), (1, 1, 1), Resampling(order=3)),
+        ((12, 9, 8), (5, 1, 1), Resampling(order=1, order_z=3)),
+    ],
+)
+def test_parts_make_the_whole(shape, spacing, how, most):
+    """The way back works part by part; each part is what resampling the whole gives there."""
+    array = rng().standard_normal((3, 6, 7, 8)).astype(np.float32)
+    expected = resample(array, shape, spacing, (1, 1, 1), how)
+    found, parts = np.full_like(expected, np.nan), 0
+    for place, values in slabs(torch.from_numpy(array), shape, spacing, (1, 1, 1), how, most):
+        assert np.isnan(found[place]).all()
+        found[place] = values.numpy()
+        parts += 1
+    assert np.allclose(found, expected, atol=1e-4)
+    linear = how.order == 1 and how.order_z < 2 and shape != (6, 7, 8)
+    assert (parts > 1) == (linear and most < 2**24)
 
 
 @pytest.mark.parametrize("regions", [False, True])
