@@ -37,7 +37,6 @@ def at_most(mib):
 @pytest.fixture
 def elsewhere():
     """Call a function in a thread of its own: in one in which memory ran out oneDNN makes no kernel again."""
-    flags = torch.backends.mkldnn.set_flags()
 
     def call(function):
         kept = []
@@ -46,8 +45,8 @@ def elsewhere():
         thread.join()
         return kept.pop()
 
-    yield call
-    torch.backends.mkldnn.set_flags(*flags)
+    with torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.is_available()):
+        yield call
 
 
 @pytest.fixture
