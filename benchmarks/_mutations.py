@@ -23,6 +23,10 @@ ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+SYMMETRIC = ("min", "max", "minimum", "maximum", "corrcoef")
+"""Functions whose first two arguments may change places: nothing could notice it."""
+NEGLIGIBLE = 1e-3
+"""Floats below it keep a division from failing; twice as much does so, too."""
 SILENT = ("log", "warnings")
 """Objects whose calls are not dropped: what they say is not behaviour."""
 UNTOUCHED = {"annotation", "returns", "decorator_list", "bases"}
@@ -57,6 +61,18 @@ class Mutant:
     def name(self) -> str:
         """Unique among the mutants of a file."""
         return f"{self.file}:{self.line}:{self.start}:{self.kind}:{self.after}"
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether no test could notice it: arguments of a symmetric function, or twice a negligible float."""
+        node = (
+            ast.parse(self.before, mode="eval").body if self.kind in ("argument swap", "constant") else None
+        )
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            return called in SYMMETRIC
+        value = node.value if isinstance(node, ast.Constant) else None
+        return isinstance(value, float) and 0 < value < NEGLIGIBLE
 
     def applied(self, source: str) -> str:
         """Return the text of the file with the change."""

@@ -122,9 +122,10 @@ def sample(found: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant
     order = []
     for name, items in found.items():
         rng = random.Random(f"{seed}:{name}")  # noqa: S311 - a sample, not a secret
-        shuffled = rng.sample(items, len(items))
+        shuffled = [item for item in rng.sample(items, len(items)) if not item.equivalent]
         order += [
-            ((place + 0.5) / len(items) if place else 0.0, name, item) for place, item in enumerate(shuffled)
+            ((place + 0.5) / len(shuffled) if place else 0.0, name, item)
+            for place, item in enumerate(shuffled)
         ]
     order.sort(key=lambda entry: entry[:2])
     return [item for *_, item in order[:count]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,11 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    """Give the package's log back as it was: a command sends it to its own screen."""
+def _log_of_its_own() -> None:
+    """Give each test the package's log as Python has it: a command, of a fixture too, sends it to its screen."""
     logger = logging.getLogger("tesla_med")
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
-    yield
-    logger.handlers, logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
