@@ -53,6 +53,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Parameters of the method that are not the pipeline's."""
 ADAPTED = ("part", "mixed", "adapted")
+HARM = 2.0
+"""Points of Dice below its source from which on a volume is harmed."""
 
 
 class Recorder:
@@ -196,14 +198,41 @@ def steadiest_of(row: dict[str, Any], setting: str, runs: Sequence[int], updates
     return max(runs, key=lambda run: found[run - 1]["steadiness"][str(updates)])
 
 
-def worth(row: dict[str, Any], setting: str, runs: int, updates: int) -> float:
-    """Return the Dice of the steadiest of ``runs`` runs, the mean over all choices of these runs."""
+def ends(row: dict[str, Any], setting: str, runs: int, updates: int) -> list[float]:
+    """Return the Dice of the steadiest of ``runs`` runs, for every choice of these runs."""
     count = len(row["settings"][setting]["runs"])
     chosen = [
         steadiest_of(row, setting, some, updates)
         for some in itertools.combinations(range(1, count + 1), runs)
     ]
-    return float(np.mean([row["dice"][f"{setting}.{run}.{updates}.adapted"] or 0.0 for run in chosen]))
+    return [row["dice"][f"{setting}.{run}.{updates}.adapted"] or 0.0 for run in chosen]
+
+
+def worth(row: dict[str, Any], setting: str, runs: int, updates: int) -> float:
+    """Return the mean over all choices of :func:`ends`."""
+    return float(np.mean(ends(row, setting, runs, updates)))
+
+
+def harmed(row: dict[str, Any], setting: str, runs: int, updates: int) -> float:
+    """Return the share of all choices that end more than ``HARM`` points below the source."""
+    return float(
+        np.mean([(row["dice"]["source"] or 0.0) - end > HARM for end in ends(row, setting, runs, updates)])
+    )
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what a number of runs and updates gives over all models and sites, and how often it harms."""
+    lines = ["| updates | runs | mean Dice | > 2 points lost, % |", "|---|---|---|---|"]
+    for updates, runs in itertools.product(CHECKPOINTS, (1, 2, 3)):
+        mine = [row for row in rows if len(row["settings"].get("usual", {"runs": ()})["runs"]) >= runs]
+        pairs: dict[tuple[str, int, str], list[float]] = {}
+        for row in mine:
+            key = row["model"], row["seed"], row["site"]
+            pairs.setdefault(key, []).append(worth(row, "usual", runs, updates))
+        mean = np.mean([np.mean(values) for values in pairs.values()])
+        harm = 100 * np.mean([harmed(row, "usual", runs, updates) for row in mine])
+        lines.append(f"| {updates} | {runs} | {mean:.2f} | {harm:.1f} |")
+    return "\n".join(lines)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -222,7 +251,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         group = [row for row in rows if (f"{row['model']} {row['seed']}", row["site"]) == key]
         values = [[row["dice"].get(name) or 0.0 for row in group] for name in ("source", "own")]
         for name, runs, updates in columns:
-            enough = all(len(row["settings"][name]["runs"]) >= runs for row in group)
+            enough = all(len(row["settings"].get(name, {"runs": ()})["runs"]) >= runs for row in group)
             values.append([worth(row, name, runs, updates) for row in group] if enough else [])
         values.append([max(value or 0.0 for value in row["dice"].values()) for row in group])
         cells = [f"{np.mean(item):.1f}" if item else "" for item in values]
@@ -271,7 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = zoo.generated(options) if options.quick else zoo.real(options)
         for name in options.models:
             record(name, options, place)
-    print(table(finished(options.out)))
+    rows = finished(options.out)
+    print(table(rows) + "\n\n" + summary(rows))
     return 0
 
 
