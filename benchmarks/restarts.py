@@ -22,7 +22,8 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Parameters of the method that are not the pipeline's."""
 ADAPTED = ("part", "mixed", "adapted")
+RUNS = 3
 HARM = 2.0
 """Points of Dice below its source from which on a volume is harmed."""
 
@@ -213,28 +215,6 @@ def worth(row: dict[str, Any], setting: str, runs: int, updates: int) -> float:
     return float(np.mean(ends(row, setting, runs, updates)))
 
 
-def harmed(row: dict[str, Any], setting: str, runs: int, updates: int) -> float:
-    """Return the share of all choices that end more than ``HARM`` points below the source."""
-    return float(
-        np.mean([(row["dice"]["source"] or 0.0) - end > HARM for end in ends(row, setting, runs, updates)])
-    )
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what a number of runs and updates gives over all models and sites, and how often it harms."""
-    lines = ["| updates | runs | mean Dice | > 2 points lost, % |", "|---|---|---|---|"]
-    for updates, runs in itertools.product(CHECKPOINTS, (1, 2, 3)):
-        mine = [row for row in rows if len(row["settings"].get("usual", {"runs": ()})["runs"]) >= runs]
-        pairs: dict[tuple[str, int, str], list[float]] = {}
-        for row in mine:
-            key = row["model"], row["seed"], row["site"]
-            pairs.setdefault(key, []).append(worth(row, "usual", runs, updates))
-        mean = np.mean([np.mean(values) for values in pairs.values()])
-        harm = 100 * np.mean([harmed(row, "usual", runs, updates) for row in mine])
-        lines.append(f"| {updates} | {runs} | {mean:.2f} | {harm:.1f} |")
-    return "\n".join(lines)
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the mean Dice by model and site of the steadiest of so many runs of so many updates."""
     done = {
@@ -256,6 +236,42 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         values.append([max(value or 0.0 for value in row["dice"].values()) for row in group])
         cells = [f"{np.mean(item):.1f}" if item else "" for item in values]
         lines.append("| " + " | ".join([*key, str(len(group)), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def steadiest_number(row: dict[str, Any]) -> list[float]:
+    """Return the Dice of every run after the number of updates at which its mask is the steadiest."""
+    found = []
+    for number, run in enumerate(row["settings"]["usual"]["runs"], 1):
+        updates = max(CHECKPOINTS, key=lambda item: run["steadiness"][str(item)])
+        found.append(row["dice"][f"usual.{number}.{updates}.adapted"] or 0.0)
+    return found
+
+
+def averaged(row: dict[str, Any]) -> list[float]:
+    """Return the Dice of the mask that the mean of the probabilities of ``RUNS`` runs gives."""
+    return [row["dice"][f"usual.mean{RUNS}.{CHECKPOINTS[-1]}"] or 0.0]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what numbers of runs and updates give over all models and sites, and how often they harm."""
+    rules: dict[str, Callable[[dict[str, Any]], list[float]]] = {
+        f"{updates} updates, steadiest of {runs}": partial(ends, setting="usual", runs=runs, updates=updates)
+        for updates, runs in itertools.product(CHECKPOINTS, range(1, RUNS + 1))
+    }
+    rules["number of updates by steadiness, 1 run"] = steadiest_number
+    rules[f"{CHECKPOINTS[-1]} updates, mean of the probabilities of {RUNS}"] = averaged
+    lines = ["| rule | mean Dice | > 2 points lost, % |", "|---|---|---|"]
+    mine = [row for row in rows if len(row["settings"].get("usual", {"runs": ()})["runs"]) >= RUNS]
+    for name, rule in rules.items():
+        pairs: dict[tuple[str, int, str], list[float]] = {}
+        harm = []
+        for row in mine:
+            values = rule(row)
+            pairs.setdefault((row["model"], row["seed"], row["site"]), []).append(float(np.mean(values)))
+            harm.append(np.mean([(row["dice"]["source"] or 0.0) - value > HARM for value in values]))
+        mean = np.mean([np.mean(values) for values in pairs.values()]) if pairs else np.nan
+        lines.append(f"| {name} | {mean:.1f} | {100 * np.mean(harm) if harm else np.nan:.1f} |")
     return "\n".join(lines)
 
 
