@@ -34,6 +34,7 @@ from reference import SHARED, Reader, at_model_mask, mean_dice
 from tesla_med.config.files import load_pipeline
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.memory import free_device_memory
+from tesla_med.engine.prior import prior_of
 from tesla_med.engine.scaling import Chooser
 from tesla_med.models.base import default_device, device_name
 from tesla_med.models.checkpoint import steadiness_of, versions
@@ -102,6 +103,7 @@ def cases(
             driver = Driver(method, "N-O", "case", largest=pipeline.keep_largest)
             guard = pipeline.guard.model_copy(update={"enabled": arm.guarded})
             about = {"largest": pipeline.keep_largest, "steadiness": steadiness_of(loaded.card)}
+            about["prior"] = prior_of(loaded.card)
             predictor = zoo.Watched(source, method, driver, guard, **about)
             if arm.guarded:
                 predictor.watch()

@@ -37,7 +37,7 @@ from _mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("tesla_med/tta", "tesla_med/losses.py", "tesla_med/scoring/calibration.py")
-MODULES += tuple(f"tesla_med/engine/{name}.py" for name in ("guard", "signals", "quality", "steadiness"))
+MODULES += tuple(f"tesla_med/engine/{name}.py" for name in ("guard", "signals", "quality", "steadiness", "prior", "between"))
 LEFT_OUT = ("tesla_med/tta/_mechanics/graphs.py",)
 COPIED = ("tesla_med", "tests", "pipelines", "site_configs", "benchmarks", "pyproject.toml")
 MARKERS = "not slow and not gpu and not shared"
@@ -74,6 +74,7 @@ TESTS = {
         "contracts/test_method_contract.py",
     ),
     "engine/guard.py": ("engine/test_guard.py", "engine/test_collapse.py", "engine/test_safety.py"),
+    "engine/between.py": ("engine/test_guard.py",),
     "engine/signals.py": ("engine/test_guard.py", "engine/test_quality.py"),
     "engine/quality.py": ("engine/test_quality.py", "engine/test_guard.py"),
     "scoring/calibration.py": ("scoring/test_calibration.py",),

@@ -37,6 +37,7 @@ from tesla_med.config.files import load_pipeline
 from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import free_device_memory, placed
 from tesla_med.engine.postprocess import largest_of
+from tesla_med.engine.prior import prior_of
 from tesla_med.engine.scaling import Chooser
 from tesla_med.engine.signals import stack
 from tesla_med.engine.steadiness import choose_share, steadiness
@@ -72,6 +73,7 @@ class Recorder:
         device = default_device(options.device)
         told = device, options.seed, loaded.pipeline.preprocessing.model_range
         context = MethodContext(*told, options.precision, loaded.pipeline.predict_batch)
+        self.prior = prior_of(loaded.card)
         self.steady, self.largest = steadiness_of(loaded.card), loaded.pipeline.keep_largest
         self.source = make_method("source", loaded.model, {}, context)
         self.methods: dict[str, TTAMethod] = {}
@@ -104,7 +106,14 @@ class Recorder:
         masks: dict[str, Tensor],
     ) -> dict[str, Any]:
         method.reset()
-        guard = Guard(self.pipeline.guard, self.source, method, largest=self.largest, steadiness=self.steady)
+        guard = Guard(
+            self.pipeline.guard,
+            self.source,
+            method,
+            largest=self.largest,
+            steadiness=self.steady,
+            prior=self.prior,
+        )
         shares = choose_share(method, images, fill, largest=self.largest)
         start, whole = method.state_dict(), method.to_device(packed(images, fill))
         sums: dict[int, Tensor] = {}

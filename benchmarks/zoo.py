@@ -41,6 +41,7 @@ from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import VERDICTS, candidate_of, judge, supports_of
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.predictor import Outcome, Predictor
+from tesla_med.engine.prior import nearness, prior_of
 from tesla_med.engine.quality import SUPPORT, predicted_dice
 from tesla_med.models.base import default_device, device_name, norm_layers
 from tesla_med.models.checkpoint import steadiness_of, versions
@@ -236,6 +237,7 @@ def volumes_of(
     source, ours = method("source", pipeline), method(options.method or pipeline.method, pipeline)
     theirs = method("tesla", released)
     about = {"scaling": pipeline.scaling, "largest": pipeline.keep_largest, "steadiness": steady}
+    about["prior"] = prior_of(loaded.card)
     driver = Driver(ours, "N-O", "case", largest=pipeline.keep_largest)
     predictor = Watched(source, ours, driver, pipeline.guard, **about)
     predictor.watch()
@@ -302,8 +304,9 @@ def judged(row: dict[str, Any], pipeline: PipelineConfig) -> dict[str, Any]:
     dice = row["dice"] | {"default": found[taken]["dice"], "unguarded": found["adapted"]["dice"]}
     if "own" in found:
         dice["bn"] = found["own"]["dice"]
+    near = nearness(row["signals"], taken, pipeline.guard.farthest)
     estimates = [
-        (item["dice"], predicted_dice(item["support"], quality))
+        (item["dice"], predicted_dice(near * item["support"], quality))
         for item in found[taken]["classes"]
         if item["dice"] is not None and item["support"] is not None
     ]

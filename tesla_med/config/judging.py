@@ -31,6 +31,12 @@ class GuardConfig(Section):
         le=1,
         description="share of the area to which a mask may narrow between two parts of a stack",
     )
+    farthest: float = Field(
+        4.5,
+        gt=0,
+        description="standard deviations that a mask may lie from where the organ lay in the training, or be "
+        "larger or smaller, if the weights' card knows",
+    )
     shape_cost: float = Field(
         0.5, ge=0, description="trust that an uneven area along the stack costs at most"
     )

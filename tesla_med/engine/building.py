@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tesla_med.engine.driver import Driver, OnStep
 from tesla_med.engine.predictor import Predictor
+from tesla_med.engine.prior import prior_of
 from tesla_med.models.checkpoint import steadiness_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def predictor_of(plan: Plan, on_step: OnStep) -> Predictor:
     driver = Driver(method, plan.protocol, plan.reset, on_step, **about)
     options: dict[str, Any] = {"scaling": of.scaling, "steadiness": steadiness_of(plan.card)}
     options |= {"largest": of.keep_largest, "recalibrate": of.recalibrate, "remember": not task.joins}
-    options["classes"] = len(of.classes)
+    options |= {"classes": len(of.classes), "prior": prior_of(plan.card)}
     predictor = Predictor(source, method, driver, of.guard, **options)
     if task.corrections:
         driver.supervision = task.supervision(plan.refs, predictor)

@@ -14,10 +14,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tesla_med.config.models import GuardConfig
+from tesla_med.engine.between import between
 from tesla_med.engine.postprocess import largest_of
+from tesla_med.engine.prior import DEVIATION, OrganPrior, nearness
 from tesla_med.engine.quality import OFFSET, SUPPORT, support
 from tesla_med.engine.signals import (
     ZOOMS,
@@ -40,6 +42,8 @@ UNEVEN = 0.05
 """Area change beyond a single rise and fall that costs the whole of ``shape_cost``."""
 SURE = 4.0
 """Trust below which the source's head start grows."""
+UNSTEADY = "the mask changes with the view and from model to model"
+ASTRAY = "the mask lies, or is sized, as no organ of the training"
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
@@ -71,6 +75,7 @@ class Guard:
         largest: whether masks will keep their largest component only; they are judged as they will be.
         steadiness: the consistency of the source model with the reduced and with the enlarged slices of its
             own training, in [0, 1], to which those of a volume are relative; default: 1.
+        prior: where the organ lay in the training; None: nobody knows.
 
     Attributes:
         start: the ``source`` method from whose network those in between are made: the source's, or, with
@@ -85,8 +90,9 @@ class Guard:
         *,
         largest: bool = False,
         steadiness: tuple[float, float] = (1.0, 1.0),
+        prior: OrganPrior | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.prior = config, prior
         self.steadiness = steadiness
         self.largest = largest
         self.source = self.start = source
@@ -107,7 +113,9 @@ class Guard:
         """
         signals, masks = self.look(images, source, adapted, fill)
         verdict = judge(signals, self.config)
-        supports = supports_of(masks, candidate_of(verdict), source.shape[1], self.steadiness)
+        taken = candidate_of(verdict)
+        near = nearness(signals, taken, self.config.farthest)
+        supports = supports_of(masks, taken, source.shape[1], self.steadiness, near)
         return replace(verdict, signals=verdict.signals | supports)
 
     def look(
@@ -143,6 +151,7 @@ class Guard:
         if self.largest:
             masks = {name: largest_of(mask) for name, mask in masks.items()}
         found = compared(masks, self.candidates, source.shape[1], self.steadiness)
+        found |= {} if self.prior is None else self.prior.deviations(masks, self.candidates)
         if fill is not None:  # the field is what was measured
             field = max(1.0 - float(fill.float().mean()), 1.0 / fill.numel())
             found |= {key: value / field for key, value in found.items() if key.startswith("foreground_")}
@@ -226,15 +235,16 @@ def supports_of(
     taken: str,
     classes: int,
     steadiness: tuple[float, float] = (1.0, 1.0),
+    near: float = 1.0,
 ) -> dict[str, float]:
-    """Return the support of every foreground class of a candidate's mask, where there is one."""
+    """Return ``near`` times the support of every foreground class of a candidate's mask that has one."""
     others = [masks[name] for name in witnesses(taken, [name for name in masks if "@" not in name])]
     smaller, larger = (masks[f"{taken}@{zoom}"] for zoom in ZOOMS)
     found = {
         SUPPORT.format(index): support(masks[taken], others, larger, smaller, index, steadiness)
         for index in range(1, classes)
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: near * value for name, value in found.items() if value is not None}
 
 
 # ---------------------------------------------------------------- the verdict
@@ -245,9 +255,11 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
 
     1. A candidate is refused whose mask is empty while another's is not, which fills more of the field
        than ``largest_foreground``, which narrows to less than ``narrowest`` between two parts of the stack
-       while another does not, or which no other mask supports: a Dice of at least ``unsupported`` with
-       one of the others. The limits are the same for the source and the adapted mask, and for masks that
-       are too small, too large or elsewhere. If the adapted mask is refused, adaptation has collapsed.
+       while another does not, which lies more than ``farthest`` standard deviations from where the organ
+       lay in the training while another does not, or which no other mask supports: a Dice of at least
+       ``unsupported`` with one of the others. The limits are the same for the source and the adapted mask,
+       and for masks that are too small, too large or elsewhere. If the adapted mask is refused, adaptation
+       has collapsed.
     2. Of the others the one with the largest trust is taken: the sum of -ln(1.02 - consistency) and
        -ln(1.02 - agreement), with the mean agreement with all others (for a network without batch norm
        that of source and adapted mask, for all alike), less at most ``shape_cost`` where the area changes
@@ -281,20 +293,18 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
         left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
     best = max(left, key=lambda name: trust[name])
-    trusted = _support(best, names, signals) >= config.least_support
-    return _verdict(
-        best, _reason(best, refused, trust, trusted), signals, collapsed=collapsed, trusted=trusted
-    )
+    supported = _support(best, names, signals) >= config.least_support
+    trusted = supported and not _far(best, signals, config)
+    reason = _reason(best, refused, trust, "" if trusted else UNSTEADY if not supported else ASTRAY)
+    return _verdict(best, reason, signals, collapsed=collapsed, trusted=trusted)
 
 
 def _verdict(name: str, reason: str, signals: dict[str, float], *, collapsed: bool, trusted: bool) -> Verdict:
     return replace(VERDICTS[name], reason=reason, signals=signals, collapsed=collapsed, trusted=trusted)
 
 
-def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], trusted: bool) -> str:
-    parts = []
-    if not trusted:
-        parts.append("nothing is trustworthy here: the mask changes with the view and from model to model")
+def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], doubts: str) -> str:
+    parts = [f"nothing is trustworthy here: {doubts}"] if doubts else []
     if "adapted" in refused:
         parts.append(f"the adapted mask {refused['adapted']}; {LABELS[best]} mask is taken")
     elif best != "adapted":
@@ -319,10 +329,18 @@ def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: 
     narrow = {other: signals.get(f"narrowing_{other}", 1.0) for other in names}
     if narrow[name] < config.narrowest and any(_one_body(other, narrow, signals, config) for other in names):
         return f"is of two parts along the stack (narrows to {100 * narrow[name]:.0f} %)"
+    if _far(name, signals, config) and any(
+        not _far(other, signals, config) and signals[f"foreground_{other}"] > 0 for other in names
+    ):
+        return "lies, or is sized, as no organ of the training"
     best = max(_agreements(name, names, signals))
     if best < config.unsupported:
         return f"agrees with no other (Dice {best:.2f} at best)"
     return ""
+
+
+def _far(name: str, signals: Mapping[str, float], config: GuardConfig) -> bool:
+    return signals.get(DEVIATION.format(name), 0.0) > config.farthest
 
 
 def _one_body(
@@ -362,30 +380,3 @@ def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_cost
 
 def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:
     return 0.5 * (signals[f"consistency_{name}"] + max(_agreements(name, names, signals)))
-
-
-# ---------------------------------------------------------------- steps in between
-
-
-@contextmanager
-def between(network: nn.Module, source: nn.Module, share: float) -> Iterator[None]:
-    """Put a network at ``share`` of the way from ``source`` inside the block; afterwards it is as before.
-
-    Args:
-        network: moved in place: floating-point parameters and buffers.
-        source: of the same structure.
-        share: 0 gives the source, 1 the network itself.
-    """
-    ours = [*network.parameters(), *network.buffers()]
-    theirs = [*source.parameters(), *source.buffers()]
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.is_floating_point()]
-    kept = [a.detach().clone() for a, _ in pairs]
-    try:
-        with torch.no_grad():
-            for (a, b), old in zip(pairs, kept, strict=True):
-                a.copy_(torch.lerp(b.to(old), old, share))
-        yield
-    finally:
-        with torch.no_grad():
-            for (a, _), old in zip(pairs, kept, strict=True):
-                a.copy_(old)

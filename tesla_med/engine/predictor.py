@@ -13,6 +13,7 @@ from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import attempts, placed
 from tesla_med.engine.outcome import Outcome
+from tesla_med.engine.prior import OrganPrior
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
 from tesla_med.engine.scaling import Chooser
 from tesla_med.engine.stages import stage
@@ -36,6 +37,7 @@ class Predictor:
         scaling: how the scaling of each unit is chosen; None: it is that of the training.
         largest: whether masks keep their largest component only.
         steadiness: of the source model on its own training, for the guard.
+        prior: where the organ lay in the training, for the guard; None: nobody knows.
         classes: whose probabilities are predicted.
         remember: where units follow each other in one stream, start with what memory sufficed for last time.
     """
@@ -52,6 +54,7 @@ class Predictor:
         scaling: ScalingChoice | None = None,
         largest: bool = False,
         steadiness: tuple[float, float] = (1.0, 1.0),
+        prior: OrganPrior | None = None,
         classes: int = 2,
     ) -> None:
         self.source, self.classes = source, classes
@@ -63,7 +66,7 @@ class Predictor:
         self.driver = driver
         self.guard: Guard | None = None
         if config.enabled and method.adapts:
-            self.guard = Guard(config, source, method, largest=largest, steadiness=steadiness)
+            self.guard = Guard(config, source, method, largest=largest, steadiness=steadiness, prior=prior)
 
     def scaled(self, unit: Unit) -> Unit:
         """Return the unit in the scaling that is chosen for it."""

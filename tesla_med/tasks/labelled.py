@@ -39,6 +39,10 @@ class Part(ABC):
         """Yield where the images of each batch of :meth:`batches` are fill, (N, *spatial) bool, or None."""
         return itertools.repeat(None)
 
+    def masks(self) -> Iterator[Tensor]:
+        """Yield the reference masks (N, H, W) of each case; none where items are no volumes."""
+        return iter(())
+
     @abstractmethod
     def score(self, predict: Callable[[Tensor], Tensor]) -> float:
         """Return the headline metric of a network on these items, in [0, 1].

@@ -268,6 +268,10 @@ class Slices(Part):
             else:
                 yield from torch.split(case.fill, size)
 
+    def masks(self) -> Iterator[Tensor]:
+        """Yield the labels (N, H, W) of each case."""
+        return (case.labels for case in self._cases)
+
     def score(self, predict: Callable[[Tensor], Tensor]) -> float:
         """Return the mean over cases of the mean foreground Dice; 0 if none can be scored."""
         scores = [score for case in self._cases if (score := self._case_dice(case, predict)) is not None]

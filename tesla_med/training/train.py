@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig, TrainConfig
 from tesla_med.config.paths import user_path
+from tesla_med.engine.prior import OrganPrior, as_extra, fitted
 from tesla_med.errors import OutputError
 from tesla_med.io.files import write_json
 from tesla_med.io.locks import in_folder, output_lock
@@ -169,7 +170,8 @@ def _train(
         _fit(run, training, held, seen, joins, out, settings, card, progress)
     load_state(run.model, read_state(out / WEIGHTS), out / WEIGHTS)
     if pipeline.task == "segmentation":
-        _remember(out / WEIGHTS, run.best, steadiness(run.model, held if held.names else training, pipeline))
+        steady = steadiness(run.model, held if held.names else training, pipeline)
+        _remember(out / WEIGHTS, run.best, steady, fitted(seen.masks()))
     statistics = measure(run.model, seen, pipeline, seed, progress)
     target = statistics_path(out / WEIGHTS)
     count = len(seen.names), seen.images
@@ -192,11 +194,11 @@ def _train(
     return result
 
 
-def _remember(weights: Path, dice: float, steady: tuple[float, float]) -> None:
-    """Add to the card how good and how steady the masks are on the images of the training."""
+def _remember(weights: Path, dice: float, steady: tuple[float, float], prior: OrganPrior | None) -> None:
+    """Add to the card how good and steady masks are on the images of the training, and where the organ is."""
     card = read_card(weights)
     assert card is not None  # noqa: S101 - it was written with the weights
-    extra = {**card.extra, SOURCE_DICE: float(dice), STEADINESS: list(steady)}
+    extra = {**card.extra, SOURCE_DICE: float(dice), STEADINESS: list(steady), **as_extra(prior)}
     write_json(weights.with_suffix(".json"), card.model_copy(update={"extra": extra}).model_dump(mode="json"))
 
 

@@ -14,12 +14,15 @@ from tesla_med.augment.randomise import randomise
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig, TrainConfig
 from tesla_med.demo.volumes import make_site, preset
+from tesla_med.engine.building import predictor_of
+from tesla_med.engine.prior import prior_of
 from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
 from tesla_med.io.locks import output_lock
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import read_card, steadiness_of
 from tesla_med.models.loading import load_model
 from tesla_med.models.statistics import load_statistics
+from tesla_med.plan import RunRequest, make_plan
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
 from tesla_med.training.loop import TrainingRun
 from tesla_med.training.measure import steadiness
@@ -300,6 +303,21 @@ def test_the_card_says_how_steady_the_network_is(volumes: Path, tmp_path: Path) 
     assert known == (record["validation_dice"] or None)
     named = small("quality.source_dice=0.7")
     assert load_model(out / "source.safetensors", named).pipeline.quality.source_dice == 0.7
+
+
+def test_the_card_says_where_the_organ_lies_and_the_guard_of_a_run_knows(
+    volumes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = train_source(small(), [SITE], volumes, out, seed=1, device="cpu")
+    known = prior_of(read_card(out / "source.safetensors"))
+    assert known is not None
+    assert known.cases == len(result.training_cases) + len(result.validation_cases)
+    assert all(0.2 < value < 0.8 for value in known.mean[:2])  # phantoms have it in the middle
+    request = RunRequest(SITE, volumes, weights=out / "source.safetensors", device="cpu", guard=True)
+    predictor = predictor_of(make_plan(request), lambda *_: None)
+    assert predictor.guard is not None
+    assert predictor.guard.prior == known
 
 
 def test_steadiness_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
