@@ -37,7 +37,8 @@ from _mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("tesla_med/tta", "tesla_med/losses.py", "tesla_med/scoring/calibration.py")
-MODULES += tuple(f"tesla_med/engine/{name}.py" for name in ("guard", "signals", "quality", "steadiness", "prior", "between"))
+JUDGES = ("guard", "signals", "quality", "steadiness", "prior", "between")
+MODULES += tuple(f"tesla_med/engine/{name}.py" for name in JUDGES)
 LEFT_OUT = ("tesla_med/tta/_mechanics/graphs.py",)
 COPIED = ("tesla_med", "tests", "pipelines", "site_configs", "benchmarks", "pyproject.toml")
 MARKERS = "not slow and not gpu and not shared"
