@@ -28,16 +28,21 @@ class Draw:
         sub_policy: (n,) indices on the CPU.
         signs: maps the position of each signed op in the set to (n,) of +1 and -1.
         noise: maps the position of an op to standard normal draws for the images that use it, in batch order.
+        planes: (n,) the plane in which each volume is warped; None: that of its slices.
     """
 
     sub_policy: Tensor
     signs: dict[int, Tensor]
     noise: dict[int, Tensor]
+    planes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class View:
-    """Augmented images (n, C, H, W) in [0, 1], and the thetas (n, 2, 3) that made them."""
+    """Augmented images (n, C, H, W) in [0, 1], and the thetas that made them.
+
+    These are (n, 2, 3), or (n, 3, 4) where volumes (n, C, D, H, W) are warped in all of their planes.
+    """
 
     images: Tensor
     theta: Tensor
@@ -53,9 +58,14 @@ class AdversarialPolicy(nn.Module):
         noise_generator: generator of noise fields, on the device of the images.
         device: the device of the parameters.
 
+    Attributes:
+        all_planes: whether volumes are warped in a plane that is drawn, not always in that of their slices.
+
     Raises:
         ConfigError: the op set is unknown, or has fewer ops than asked for.
     """
+
+    all_planes = False
 
     def __init__(
         self,
@@ -123,7 +133,8 @@ class AdversarialPolicy(nn.Module):
         if coins:
             table = (2.0 * torch.stack(list(coins.values())) - 1.0).to(device, non_blocking=True)
             signs = dict(zip(coins, table, strict=True))
-        return Draw(chosen, signs, noise)
+        planes = warp.drawn_planes(shape, self.generator) if self.all_planes and len(shape) == 5 else None
+        return Draw(chosen, signs, noise, planes)
 
     def prefetch(self) -> None:
         """Start copying the probabilities to the host, so that the next draw need not wait for them.
@@ -177,7 +188,7 @@ class AdversarialPolicy(nn.Module):
                 sign = draw.signs[position][rows] if position in draw.signs else None
                 step = op.theta(images[: len(rows)], magnitudes[rows, slots], sign)  # its size counts only
                 theta = theta.index_copy(0, rows, warp.compose(theta[rows], step))
-        return theta
+        return theta if draw.planes is None else warp.in_planes(theta, draw.planes)
 
     def _users(self, chosen: Tensor) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
         """Return the sub-policies on the device, and for each op in use its images and its slot in each.

@@ -86,12 +86,14 @@ class StaticDraw:
         signs: +1 or -1, on the CPU.
         noise: maps slot and position to standard normal draws for the images that use the op there, in batch
             order.
+        planes: (n,) the plane in which each volume is warped; None: that of its slices.
     """
 
     ops: Tensor
     strengths: Tensor
     signs: Tensor
     noise: dict[tuple[int, int], Tensor]
+    planes: Tensor | None = None
 
 
 class StaticPolicy(nn.Module):
@@ -102,7 +104,12 @@ class StaticPolicy(nn.Module):
         generator: generator of ops, strengths and signs, on the CPU.
         noise_generator: generator of noise fields, on ``device``.
         device: the device of the images.
+
+    Attributes:
+        all_planes: whether volumes are warped in a plane that is drawn, not always in that of their slices.
     """
+
+    all_planes = False
 
     def __init__(
         self,
@@ -136,7 +143,8 @@ class StaticPolicy(nn.Module):
             if needed is not None:
                 size = needed((len(rows), *shape[1:]))
                 noise[slot, position] = torch.randn(size, generator=self.noise_generator, device=self.device)
-        return StaticDraw(chosen, strengths, signs, noise)
+        planes = warp.drawn_planes(shape, self.generator) if self.all_planes and len(shape) == 5 else None
+        return StaticDraw(chosen, strengths, signs, noise, planes)
 
     @torch.no_grad()
     def apply_draw(self, images: Tensor, draw: StaticDraw) -> View:
@@ -154,6 +162,8 @@ class StaticPolicy(nn.Module):
             where = rows.to(images.device, non_blocking=True)
             step = self.ops[position].theta(images[: len(rows)], magnitude, sign)  # its size counts only
             theta = theta.index_copy(0, where, warp.compose(theta[where], step))
+        if draw.planes is not None:
+            theta = warp.in_planes(theta, draw.planes)
         if any(self.ops[position].kind == "geometric" for _, position, _ in uses):
             view = warp.to_view(view, theta).clamp(0, 1)
         for slot, position, rows in (use for use in uses if self.ops[use[1]].kind == "intensity"):

@@ -7,6 +7,8 @@ import torch
 
 from tesla_med.augment import warp
 from tesla_med.augment.ops import OPS
+from tesla_med.augment.policy import AdversarialPolicy
+from tesla_med.augment.static import RandAugment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 INTENSITY = [name for name, op in OPS.items() if op.kind == "intensity"]
@@ -145,3 +147,45 @@ def test_regions_beside_each_other_are_warped_like_slices():
     found = warp.to_view(maps, theta)
     assert torch.allclose(found[:, :, 1], warp.to_view(maps[:, :, 1], theta))
     assert torch.equal(warp.as_volumes(warp.as_slices(maps), [3, 4]), maps)
+
+
+def make_policy(kind):
+    generators = (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2))
+    if kind == "learned":
+        return AdversarialPolicy("released_mri", 3, *generators)
+    return RandAugment("released_mri", 3, 0.8, *generators)
+
+
+@pytest.mark.parametrize("kind", ["learned", "static"])
+def test_views_of_volumes_are_warped_in_all_planes_if_asked_for(kind):
+    """A theta per volume, with which labels go to the view and come back as the images do."""
+    policy, images = make_policy(kind), volumes(count=12, depth=9, height=9, width=9)
+    policy.all_planes = True
+    drawn = policy.draw(tuple(images.shape), "uniform")
+    assert set(drawn.planes.tolist()) == {0, 1, 2}
+    view = policy.apply_draw(images, drawn)
+    assert view.images.shape == images.shape
+    assert view.theta.shape == (12, 3, 4)
+    moved = (view.theta - torch.eye(3, 4)).abs().amax(dim=(1, 2)) > 1e-3
+    through = (view.theta - torch.eye(3, 4))[:, 2].abs().amax(dim=1) > 1e-3
+    assert (moved & through).any()
+    assert not through[drawn.planes == 0].any()
+    assert warp.from_view(view.images, view.theta).shape == images.shape
+
+
+@pytest.mark.parametrize("kind", ["learned", "static"])
+def test_otherwise_slices_of_a_volume_stay_slices(kind):
+    policy, images = make_policy(kind), volumes(count=12)
+    drawn = policy.draw(tuple(images.shape), "uniform")
+    assert drawn.planes is None
+    assert policy.apply_draw(images, drawn).theta.shape == (12, 2, 3)
+    policy.all_planes = True
+    assert policy.draw((12, 1, 8, 8), "uniform").planes is None
+
+
+def test_magnitudes_of_warps_in_all_planes_are_learned():
+    policy, images = make_policy("learned"), volumes(count=12, depth=9, height=9, width=9)
+    policy.all_planes = True
+    view = policy.apply_draw(images, policy.draw(tuple(images.shape), "uniform"))
+    view.images.square().mean().backward()
+    assert policy.raw_magnitudes.grad.abs().sum() > 0

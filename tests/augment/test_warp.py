@@ -125,3 +125,68 @@ def test_normalise():
     probs = torch.tensor([[[0.2, 0.0, 1.0], [0.6, 0.0, 0.0]]])
     result = warp.normalise(probs)
     assert torch.allclose(result, torch.tensor([[[0.25, 0.5, 1.0], [0.75, 0.5, 0.0]]]))
+
+
+# ---------------------------------------------------------------- planes of volumes
+
+AXES_OF_PLANES = ((-1, -2), (-1, -3), (-2, -3))
+"""Axes of (N, C, D, H, W) that a plane's columns and rows are."""
+
+
+def volumes(count=1, size=10):
+    grid = torch.linspace(-1, 1, size)
+    z, y, x = torch.meshgrid(grid, grid, grid, indexing="ij")
+    image = 0.5 + 0.2 * torch.sin(2 * x + 0.5) + 0.1 * torch.cos(3 * y) + 0.15 * torch.sin(1.5 * z + y)
+    return image.expand(count, 1, size, size, size).contiguous()
+
+
+@pytest.mark.parametrize("plane", [0, 1, 2])
+def test_a_volume_is_warped_in_a_plane_as_a_slice_would_be(plane):
+    """Moved so that the plane is that of the slices, warped slice by slice, and moved back."""
+    images, theta = volumes(), random_thetas(1)
+    whole = warp.in_planes(theta, torch.tensor([plane]))
+    assert whole.shape == (1, 3, 4)
+    columns, rows = AXES_OF_PLANES[plane]
+    (rest,) = {-1, -2, -3} - {columns, rows}
+    order = (0, 1, *(5 + axis for axis in (rest, rows, columns)))
+    moved = warp.to_view(images.permute(order), theta)
+    expected = moved.permute([order.index(axis) for axis in range(5)])
+    assert torch.allclose(warp.to_view(images, whole), expected, atol=1e-5)
+
+
+def test_every_volume_has_its_plane():
+    images, theta = volumes(3), random_thetas(3)
+    planes = torch.tensor([2, 0, 1])
+    together = warp.to_view(images, warp.in_planes(theta, planes))
+    for index in range(3):
+        alone = warp.in_planes(theta[index : index + 1], planes[index : index + 1])
+        assert torch.allclose(together[index], warp.to_view(images[index : index + 1], alone)[0], atol=1e-6)
+    assert torch.allclose(together[1:2], warp.to_view(images[1:2], theta[1:2]), atol=1e-5)
+
+
+def test_the_inverse_of_a_volumes_theta():
+    theta = warp.in_planes(random_thetas(6), torch.tensor([0, 1, 2, 0, 1, 2]))
+    bottom = torch.tensor([0.0, 0.0, 0.0, 1.0]).expand(6, 1, 4)
+    product = torch.cat([warp.invert(theta), bottom], dim=1) @ torch.cat([theta, bottom], dim=1)
+    assert torch.allclose(product, torch.eye(4).expand(6, 4, 4), atol=1e-5)
+
+
+def test_a_volume_comes_back_from_its_view():
+    images, theta = volumes(3), random_thetas(3, strength=0.1)
+    theta = warp.in_planes(theta, torch.tensor([0, 1, 2]))
+    back = warp.from_view(warp.to_view(images, theta), theta)
+    inside = (slice(None), slice(None), *(slice(3, 7),) * 3)
+    assert torch.allclose(back[inside], images[inside], atol=0.02)
+
+
+def test_magnitudes_have_gradients_through_planes():
+    theta = random_thetas(2).requires_grad_()
+    warp.to_view(volumes(2), warp.in_planes(theta, torch.tensor([1, 2]))).square().mean().backward()
+    assert (theta.grad.abs().amax(dim=(1, 2)) > 0).all()
+
+
+def test_planes_are_drawn_alike():
+    found = warp.drawn_planes((3000, 1, 4, 4, 4), torch.Generator().manual_seed(0))
+    shares = torch.bincount(found, minlength=3) / 3000
+    assert found.shape == (3000,)
+    assert torch.allclose(shares, torch.full((3,), 1 / 3), atol=0.03)

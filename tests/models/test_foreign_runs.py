@@ -126,6 +126,20 @@ def test_methods_that_can_ask_of_each_region_by_itself(tmp_path, name):
     assert torch.allclose(probs.sum(dim=1), torch.ones(2, 16, 16), atol=1e-5)
 
 
+def test_volumes_can_be_warped_in_all_planes(tmp_path):
+    model = load(make_folder(tmp_path, 3)).model
+    found = {}
+    for planes in ("slices", "all"):
+        params = {"warp_planes": planes, "op_set": "released_mri", "weak_views": 1}
+        method = make_method("tesla", model, params, MethodContext(torch.device("cpu"), seed=1))
+        images = torch.rand(2, 1, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+        method.start_epoch(0, iter((images,)))
+        found[planes] = {name: float(value) for name, value in method.adapt(images).items()}
+        assert method.policy.draw(tuple(images.shape), "uniform").planes is None or planes == "all"
+    assert all(np.isfinite(value) for item in found.values() for value in item.values())
+    assert found["all"] != found["slices"]
+
+
 @pytest.mark.parametrize("pipeline", ["nnunet", "bundle"])
 def test_such_models_are_not_trained_here(tmp_path, images, capsys, pipeline):
     line = ["train", "--pipeline", pipeline, "--sites", "nnunet/any", "--volumes", str(images)]

@@ -49,6 +49,9 @@ class AugmentationParams(Section):
     )
     op_set: str = Field("intensity", description="ops of the learned policy and of randaugment")
     policy_size: int = Field(3, ge=1, description="ops in a sub-policy, N")
+    warp_planes: Literal["slices", "all"] = Field(
+        "slices", description="planes in which views of three-dimensional images are warped"
+    )
     policy_learning_rate: float = Field(1e-3, ge=0, description="of the selection logits")
     magnitude_learning_rate: float = Field(1e-2, ge=0)
     policy_sampling: Literal["uniform", "probability"] = Field(
@@ -101,6 +104,11 @@ class AugmentedMethod(TTAMethod):
     _distilling: NetworkPass
 
     def _make_policy(self) -> AdversarialPolicy | StaticPolicy:
+        policy = self._policy()
+        policy.all_planes = self.params.warp_planes == "all"
+        return policy
+
+    def _policy(self) -> AdversarialPolicy | StaticPolicy:
         p, generators = self.params, (self.generator, self.noise_generator)
         device = self.context.device
         if p.augment == "learned":
