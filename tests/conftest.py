@@ -24,7 +24,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True)
 def _log_of_its_own() -> None:
-    """Give each test the package's log as Python has it: a command, of a fixture too, sends it to its screen."""
+    """Give each test the package's log as Python has it: a command sends it to its screen."""
     logger = logging.getLogger("tesla_med")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)

@@ -131,11 +131,34 @@ def test_every_module_has_tests(program):
     assert "tesla_med/tta/tesla.py" in found
     assert not set(found) & set(program.LEFT_OUT)
     for name in found:
-        files = [part for part in program.tests_of(ROOT, name) if part.endswith(".py")]
+        files = [part.split("::")[0] for part in program.tests_of(ROOT, name) if part.startswith("tests/")]
         assert files, name
         assert all((ROOT / part).is_file() for part in files), name
         if "/tta/_" in name:  # no method, so that no contract is selected by its name
             assert name.removeprefix("tesla_med/") in program.TESTS
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tta/tesla.py", True),
+        ("tta/adacontrast.py", True),
+        ("tta/_shared/augmented.py", True),
+        ("tta/base.py", True),
+        ("tta/_shared/passes.py", False),
+        ("engine/guard.py", False),
+    ],
+)
+def test_bounds_and_defaults_are_tested_where_there_are_parameters(program, name, expected):
+    arguments = program.tests_of(ROOT, f"tesla_med/{name}")
+    assert [part in arguments for part in program.PARAMETERS] == [expected, expected]
+    if "-k" in arguments:  # tests of defaults bear the name of a class, not of a method
+        selected = arguments[arguments.index("-k") + 1].split(" or ")
+        for part in program.PARAMETERS:
+            file, _, test = part.partition("::")
+            assert (test or Path(file).stem) in selected
+            assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8")
+    assert "docs" in program.COPIED
 
 
 @pytest.mark.slow
