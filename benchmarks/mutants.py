@@ -64,7 +64,7 @@ METHODS = {
 TESTS = {
     "losses.py": ("test_losses.py", "test_regions_as_classes.py"),
     "tta/base.py": (
-        *("tta/test_learner.py", "tta/test_tesla.py", "engine/test_supervision.py"),
+        *("tta/test_learner.py", "tta/test_patches.py", "tta/test_tesla.py", "engine/test_supervision.py"),
         "contracts/test_method_contract.py",
     ),
     "tta/_shared/neighbours.py": ("tta/test_adacontrast.py", "tta/test_shot.py", "tta/test_refinement.py"),
@@ -72,8 +72,15 @@ TESTS = {
     "tta/_shared/opttta_views.py": ("tta/test_opttta.py",),
     "tta/_shared/teacher.py": ("tta/test_teacher.py", "tta/test_tesla.py", "tta/test_teaa.py"),
     "tta/_shared/passes.py": ("tta/test_passes.py", "tta/test_learner.py"),
-    "tta/_shared/features.py": ("tta/test_alignment.py", "tta/test_refinement.py", "tta/test_shot.py"),
-    "tta/_shared/augmented.py": ("tta/test_agreement.py", "tta/test_teacher.py", "tta/test_tesla.py"),
+    "tta/_shared/features.py": (
+        "tta/test_features.py",
+        "tta/test_alignment.py",
+        "tta/test_refinement.py",
+        "tta/test_shot.py",
+    ),
+    "tta/_shared/augmented.py": (
+        *("tta/test_agreement.py", "tta/test_teacher.py", "tta/test_tesla.py", "tta/test_teaa.py"),
+    ),
     "tta/_shared/alignment.py": ("tta/test_alignment.py",),
     "tta/_shared/gaussians.py": ("tta/test_alignment.py",),
     "tta/_shared/learner.py": ("tta/test_learner.py", "tta/test_tent.py", "tta/test_pl.py"),
@@ -81,7 +88,13 @@ TESTS = {
     "tta/_mechanics/patches.py": ("tta/test_patches.py",),
     "tta/_mechanics/parameters.py": ("tta/test_learner.py", "tta/test_bn.py", "tta/test_tesla.py"),
     "tta/_mechanics/execution.py": (
-        *("tta/test_passes.py", "tta/test_learner.py", "engine/test_memory.py"),
+        *(
+            "tta/test_execution.py",
+            "tta/test_patches.py",
+            "tta/test_passes.py",
+            "tta/test_learner.py",
+            "engine/test_memory.py",
+        ),
         "contracts/test_method_contract.py",
     ),
     "engine/guard.py": ("engine/test_guard.py", "engine/test_collapse.py", "engine/test_safety.py"),
