@@ -50,7 +50,7 @@ CONTRACTS = ("tests/contracts/test_method_contract.py", "tests/engine/test_super
 """Tests of every method, of which those run that bear its name."""
 PARAMETERS = (
     "tests/tta/test_parameters.py",
-    "tests/test_docs.py::test_defaults_that_are_written_as_numbers_are_those_of_the_code",
+    "tests/test_docs.py::test_defaults_that_are_numbers_or_switches_are_those_of_the_code",
 )
 """Tests of the bounds and of the defaults of parameters, for modules with a class of them."""
 METHODS = {

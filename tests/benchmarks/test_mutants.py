@@ -126,6 +126,21 @@ def test_samples_hold_every_file_and_the_smaller_samples(program):
     assert len(set(program.sample(found, 400, 0))) == 42
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("a = max(b, c)", "argument swap"),
+        ("a = torch.minimum(b, c)", "argument swap"),
+        ("a = class_agreement(b, c, d)", "argument swap"),
+        ("a = 1e-6", "constant"),
+    ],
+)
+def test_what_no_test_could_notice_is_not_drawn(program, text, kind):
+    found = program.mutants("m.py", text)
+    assert kind in {item.kind for item in found}
+    assert kind not in {item.kind for item in program.sample({"m.py": found}, 9, 0)}
+
+
 def test_every_module_has_tests(program):
     found = program.every_mutant(ROOT, ())
     assert "tesla_med/tta/tesla.py" in found

@@ -441,6 +441,13 @@ def test_every_class_has_a_support_of_its_own():
         assert found[name] == pytest.approx(joined({"smaller": 1.0, "larger": 1.0, "agreement": value}))
 
 
+def test_every_class_is_supported_however_low_the_slices_are(make_images):
+    images, probs = make_images(3, 2, 32), torch.rand(3, 4, 2, 32).softmax(dim=1)
+    source, ours = (make_source(UNet(1, 4, 4).eval()) for _ in range(2))
+    found = Guard(CONFIG, source, ours).judge(images, probs, probs).signals
+    assert {name for name in found if name.startswith("support_")} == {"support_1", "support_2", "support_3"}
+
+
 def test_masks_are_judged_as_they_will_be_written(make_images):
     """A small component beside the body is dropped before masks are compared."""
     images = make_images(4, 40, 40)
