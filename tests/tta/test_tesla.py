@@ -802,19 +802,15 @@ def test_features_are_kept_where_they_are_looked_at(name, needed, make_tta, make
     assert (method._learning(images).features is not None) == needed
 
 
-@pytest.mark.parametrize("name", ["tesla", "vesta"])
-def test_what_is_saved_says_nothing_of_a_share_where_there_is_none(name, make_tta, make_images):
-    method, images = make_tta(name, **QUICK, predict_statistics="volume", learning_rate=0.01), make_images(4)
+def test_what_is_saved_says_nothing_of_a_share_where_there_is_none(make_tesla, make_images):
+    method, images = make_tesla(predict_statistics="volume", learning_rate=0.01), make_images(4)
     method.adapt(images)
-    assert method.shares == ((0.5, 1.0) if name == "vesta" else ())
     assert "statistics_share" not in method.deployed_params()
-    half = make_tta("tesla", **QUICK, predict_statistics="volume", statistics_share=0.5)
-    assert half.deployed_params()["statistics_share"] == 0.5
-    if name == "tesla":
-        after = [item.clone() for pair in running_statistics(method.predictor) for item in pair]
-        with method.deployed() as network:
-            saved = [item.clone() for pair in running_statistics(network) for item in pair]
-        assert all(torch.equal(*pair) for pair in zip(saved, after, strict=True))
+    after = [item.clone() for pair in running_statistics(method.predictor) for item in pair]
+    with method.deployed() as network:
+        saved = [item.clone() for pair in running_statistics(network) for item in pair]
+    assert all(torch.equal(*pair) for pair in zip(saved, after, strict=True))
+    assert make_tesla(**MIXED).deployed_params()["statistics_share"] == 0.5
 
 
 def test_a_model_that_is_all_head_is_refused(make_tesla, make_network):

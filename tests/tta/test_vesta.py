@@ -126,6 +126,14 @@ def test_what_is_saved_repeats_the_masks(protocol, make_tta, make_images):
     assert torch.allclose(found, probs, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_what_is_saved_says_a_share_where_there_is_one(share, make_tta):
+    found = make_tta("vesta", **FEW, statistics_share=share).deployed_params()
+    assert found["statistics_shares"] == (0.5, 1.0)
+    assert found.get("statistics_share", 1.0) == share
+    assert ("statistics_share" in found) == (share < 1.0)
+
+
 def test_saving_leaves_the_network_as_it_was(make_tta, make_images):
     method = make_tta("vesta", **FEW)
     method.adapt(shifted(make_images))
