@@ -23,7 +23,7 @@ ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-SYMMETRIC = ("min", "max", "minimum", "maximum", "corrcoef")
+SYMMETRIC = ("min", "max", "minimum", "maximum", "corrcoef", "agreement", "class_agreement")
 """Functions whose first two arguments may change places: nothing could notice it."""
 NEGLIGIBLE = 1e-3
 """Floats below it keep a division from failing; twice as much does so, too."""
@@ -94,14 +94,15 @@ def mutants(file: str, source: str) -> list[Mutant]:
     for node, kind, after in _changes(ast.parse(source)):
         if after.strip("()") == ast.unparse(node).strip("()"):  # such as swapped arguments that are the same
             continue
-        start, end = place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+        start = place(node.lineno, node.col_offset)
+        end = place(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
         before = source[start:end]
         item = Mutant(file, node.lineno, kind, " ".join(before.split()), after, start, end, sha)
         found[item.name] = item
     return list(found.values())
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.stmt | ast.expr, str, str]]:
     """Yield (node to replace, kind, text) in the order of the source."""
     for node in _nodes(tree):
         if isinstance(node, ast.stmt):
@@ -124,7 +125,7 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _nodes(child)
 
 
-def _of_statement(node: ast.stmt) -> Iterator[tuple[ast.AST, str, str]]:
+def _of_statement(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, str, str]]:
     if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
         yield node, "return None", "return None"
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):

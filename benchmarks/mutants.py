@@ -21,6 +21,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -36,18 +37,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("tesla_med/tta", "tesla_med/losses.py", "tesla_med/scoring/calibration.py")
+MODULES: tuple[str, ...] = ("tesla_med/tta", "tesla_med/losses.py", "tesla_med/scoring/calibration.py")
 JUDGES = ("guard", "signals", "quality", "steadiness", "prior", "between")
 MODULES += tuple(f"tesla_med/engine/{name}.py" for name in JUDGES)
 LEFT_OUT = ("tesla_med/tta/_mechanics/graphs.py",)
-COPIED = ("tesla_med", "tests", "pipelines", "site_configs", "benchmarks", "pyproject.toml")
+COPIED = ("tesla_med", "tests", "docs", "pipelines", "site_configs", "benchmarks", "pyproject.toml")
 MARKERS = "not slow and not gpu and not shared"
 KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
 LEAST_SECONDS = 60.0
 QUICK = 6
 """Mutants of a quick run."""
-CONTRACT = "tests/contracts/test_method_contract.py"
+CONTRACTS = ("tests/contracts/test_method_contract.py", "tests/engine/test_supervision.py")
+"""Tests of every method, of which those run that bear its name."""
+PARAMETERS = (
+    "tests/tta/test_parameters.py",
+    "tests/test_docs.py::test_defaults_that_are_numbers_or_switches_are_those_of_the_code",
+)
+"""Tests of the bounds and of the defaults of parameters, for modules with a class of them."""
 METHODS = {
+    "source": ("tests/tta/test_bn.py",),
     "tesla": ("tests/tta/test_refinement.py", "tests/tta/test_agreement.py"),
     "tesla_s": ("tests/tta/test_alignment.py",),
     "ttac": ("tests/tta/test_alignment.py",),
@@ -55,15 +63,25 @@ METHODS = {
 }
 """Tests of methods in addition to those that bear their names."""
 TESTS = {
-    "tta/base.py": ("tta/test_learner.py", "tta/test_tesla.py", "contracts/test_method_contract.py"),
-    "tta/source.py": ("tta/test_bn.py", "contracts/test_method_contract.py"),
+    "losses.py": ("test_losses.py", "test_regions_as_classes.py"),
+    "tta/base.py": (
+        *("tta/test_learner.py", "tta/test_patches.py", "tta/test_tesla.py", "engine/test_supervision.py"),
+        "contracts/test_method_contract.py",
+    ),
     "tta/_shared/neighbours.py": ("tta/test_adacontrast.py", "tta/test_shot.py", "tta/test_refinement.py"),
     "tta/_shared/replay.py": ("tta/test_alignment.py",),
     "tta/_shared/opttta_views.py": ("tta/test_opttta.py",),
     "tta/_shared/teacher.py": ("tta/test_teacher.py", "tta/test_tesla.py", "tta/test_teaa.py"),
     "tta/_shared/passes.py": ("tta/test_passes.py", "tta/test_learner.py"),
-    "tta/_shared/features.py": ("tta/test_alignment.py", "tta/test_refinement.py", "tta/test_shot.py"),
-    "tta/_shared/augmented.py": ("tta/test_agreement.py", "tta/test_teacher.py", "tta/test_tesla.py"),
+    "tta/_shared/features.py": (
+        "tta/test_features.py",
+        "tta/test_alignment.py",
+        "tta/test_refinement.py",
+        "tta/test_shot.py",
+    ),
+    "tta/_shared/augmented.py": (
+        *("tta/test_agreement.py", "tta/test_teacher.py", "tta/test_tesla.py", "tta/test_teaa.py"),
+    ),
     "tta/_shared/alignment.py": ("tta/test_alignment.py",),
     "tta/_shared/gaussians.py": ("tta/test_alignment.py",),
     "tta/_shared/learner.py": ("tta/test_learner.py", "tta/test_tent.py", "tta/test_pl.py"),
@@ -71,7 +89,13 @@ TESTS = {
     "tta/_mechanics/patches.py": ("tta/test_patches.py",),
     "tta/_mechanics/parameters.py": ("tta/test_learner.py", "tta/test_bn.py", "tta/test_tesla.py"),
     "tta/_mechanics/execution.py": (
-        *("tta/test_passes.py", "tta/test_learner.py", "engine/test_memory.py"),
+        *(
+            "tta/test_execution.py",
+            "tta/test_patches.py",
+            "tta/test_passes.py",
+            "tta/test_learner.py",
+            "engine/test_memory.py",
+        ),
         "contracts/test_method_contract.py",
     ),
     "engine/guard.py": ("engine/test_guard.py", "engine/test_collapse.py", "engine/test_safety.py"),
@@ -86,22 +110,31 @@ TESTS = {
 def tests_of(root: Path, file: str) -> list[str]:
     """Return arguments of pytest that run the tests of a module, its own first.
 
-    A method has the file that is named after it and its part of the contracts of methods.
+    A method has the file that is named after it and its part of the contracts of methods; a module with
+    parameters has the tests of their bounds and defaults.
     """
     inside = file.removeprefix("tesla_med/")
     stem, room = Path(file).stem, Path(inside).parts[0]
     named = TESTS.get(inside, (f"{room}/test_{stem}.py" if "/" in inside else f"test_{stem}.py",))
     files = [name for name in (f"tests/{part}" for part in named) if (root / name).is_file()]
+    more = list(PARAMETERS) if room == "tta" and has_parameters(root / file) else []
     selected = []
     if room == "tta" and inside not in TESTS:
-        more = METHODS.get(stem, ())
-        files += [name for name in (*more, CONTRACT) if (root / name).is_file()]
-        selected = ["-k", " or ".join((stem, *(Path(name).stem for name in more)))]
+        more += METHODS.get(stem, ())
+        wanted = (Path(name.split("::")[-1]).stem for name in more)
+        selected = ["-k", " or ".join((stem, *wanted))]
+        more += CONTRACTS
+    files += [name for name in more if (root / name.split("::")[0]).is_file()]
     extra = sorted((root / "tests" / room).glob("test_mutants_*.py")) if "/" in inside else []
     files += [str(path.relative_to(root)) for path in extra]
     if not files:
         raise SystemExit(f"{file}: no tests; name them in TESTS")
     return [*files, *selected]
+
+
+def has_parameters(path: Path) -> bool:
+    """Return whether a module defines a class of parameters."""
+    return re.search(r"^class \w+Params\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def every_mutant(root: Path, only: Sequence[str]) -> dict[str, list[Mutant]]:
@@ -212,7 +245,7 @@ def limit_of(place: Workplace, todo: Sequence[Mutant], known: list[dict[str, Any
     """
     state = fingerprint(place.root)
     files = dict.fromkeys(part for item in todo for part in tests_of(place.folder, item.file))
-    names = sorted(name for name in files if name.endswith(".py"))
+    names = sorted(name for name in files if name.startswith("tests/"))
     for item in known:
         if item.get("unchanged") == state and set(names) <= set(item["tests"]):
             return max(LEAST_SECONDS, float(item["seconds"]))
@@ -306,7 +339,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(options.root, chosen, options.out, options.jobs)
     shas = {item.name: item.sha for items in found.values() for item in items}
     wanted = shas if options.table else {item.name for item in chosen}
-    current = [row for row in read(options.out) if shas.get(row.get("name")) == row.get("sha") is not None]
+    current = [
+        row for row in read(options.out) if shas.get(row.get("name", "")) == row.get("sha") is not None
+    ]
     print("\n".join(table(row for row in current if row["name"] in wanted)))
     return 0
 

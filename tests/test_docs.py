@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 TASKS = ("prostate", "spinal_cord")
 RECIPES = ("", "_paper", "_released")
+SWITCHES = {"no": False, "yes": True, "false": False, "true": True}
 
 
 def read(name: str) -> str:
@@ -322,7 +323,7 @@ def test_every_configuration_field_is_described(model):
 
 
 @pytest.mark.parametrize("model", sections_with_fields(), ids=lambda model: model.__name__)
-def test_defaults_that_are_written_as_numbers_are_those_of_the_code(model):
+def test_defaults_that_are_numbers_or_switches_are_those_of_the_code(model):
     """Of the keys of a row in the order of its defaults; what is written in words is left out."""
     part = section(read("docs/reference/configuration.md"), model.__name__)
     for names, given in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", part, re.MULTILINE):
@@ -331,6 +332,8 @@ def test_defaults_that_are_written_as_numbers_are_those_of_the_code(model):
         for key, value in zip(keys, values, strict=False):
             if len(keys) == len(values) and re.fullmatch(r"-?[\d.]+(e-?\d+)?", value):
                 assert model.model_fields[key].default == float(value), f"{model.__name__}.{key}"
+            elif len(keys) == len(values) and value in SWITCHES:
+                assert model.model_fields[key].default is SWITCHES[value], f"{model.__name__}.{key}"
 
 
 def test_columns_and_files_are_described():

@@ -370,6 +370,22 @@ def test_pixels_without_weight_do_not_count():
     assert losses.negative_entropy(labels, nothing).eq(0).all()
 
 
+def test_pixels_that_are_left_out_count_as_background_that_was_found():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 6, 6, generator=generator, requires_grad=True)
+    labels = torch.randint(3, (2, 6, 6), generator=generator)
+    left_out = torch.rand(2, 6, 6, generator=generator) < 0.4
+    value = losses.supervised(logits, labels, left_out)
+    value.backward()
+    assert logits.grad.movedim(1, -1)[left_out].abs().max() == 0
+    assert logits.grad.movedim(1, -1)[~left_out].abs().max() > 0
+    assert torch.equal(losses.supervised(logits, torch.where(left_out, 1, labels), left_out), value)
+    certain = 30 * torch.nn.functional.one_hot(torch.where(left_out, 0, labels), 3).movedim(-1, 1).float()
+    elsewhere = torch.where(left_out[:, None], -certain, certain)
+    assert float(losses.supervised(certain, labels, left_out)) < 0.01
+    assert float(losses.supervised(elsewhere, labels, left_out)) < 0.01  # whatever was found there
+
+
 def test_regions_have_marginals_of_their_own():
     """The mean over regions of the term that each has alone; together they would be one share."""
     generator = torch.Generator().manual_seed(0)

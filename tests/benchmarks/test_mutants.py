@@ -126,16 +126,54 @@ def test_samples_hold_every_file_and_the_smaller_samples(program):
     assert len(set(program.sample(found, 400, 0))) == 42
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("a = max(b, c)", "argument swap"),
+        ("a = torch.minimum(b, c)", "argument swap"),
+        ("a = class_agreement(b, c, d)", "argument swap"),
+        ("a = 1e-6", "constant"),
+    ],
+)
+def test_what_no_test_could_notice_is_not_drawn(program, text, kind):
+    found = program.mutants("m.py", text)
+    assert kind in {item.kind for item in found}
+    assert kind not in {item.kind for item in program.sample({"m.py": found}, 9, 0)}
+
+
 def test_every_module_has_tests(program):
     found = program.every_mutant(ROOT, ())
     assert "tesla_med/tta/tesla.py" in found
     assert not set(found) & set(program.LEFT_OUT)
     for name in found:
-        files = [part for part in program.tests_of(ROOT, name) if part.endswith(".py")]
+        files = [part.split("::")[0] for part in program.tests_of(ROOT, name) if part.startswith("tests/")]
         assert files, name
         assert all((ROOT / part).is_file() for part in files), name
         if "/tta/_" in name:  # no method, so that no contract is selected by its name
             assert name.removeprefix("tesla_med/") in program.TESTS
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tta/tesla.py", True),
+        ("tta/adacontrast.py", True),
+        ("tta/_shared/augmented.py", True),
+        ("tta/base.py", True),
+        ("tta/_shared/passes.py", False),
+        ("engine/guard.py", False),
+    ],
+)
+def test_bounds_and_defaults_are_tested_where_there_are_parameters(program, name, expected):
+    arguments = program.tests_of(ROOT, f"tesla_med/{name}")
+    assert [part in arguments for part in program.PARAMETERS] == [expected, expected]
+    if "-k" in arguments:  # tests of defaults bear the name of a class, not of a method
+        selected = arguments[arguments.index("-k") + 1].split(" or ")
+        for part in program.PARAMETERS:
+            file, _, test = part.partition("::")
+            assert (test or Path(file).stem) in selected
+            assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8")
+    assert "docs" in program.COPIED
 
 
 @pytest.mark.slow

@@ -239,6 +239,17 @@ def test_the_given_network_is_not_touched(name, make_tta, make_network, make_ima
 
 
 @EVERY
+def test_the_seed_matters_unless_the_method_says_that_it_does_not(name, make_tta, make_images):
+    """Comparisons run a deterministic method once, and others with several seeds."""
+    protocol, images = METHODS.get(name).protocols[0], make_images(3)
+    params = few_steps(name, protocol)
+    if "feature_pixels" in METHODS.get(name).Params.model_fields:
+        params["feature_pixels"] = 64  # of a slice, not all of them
+    found = [drive(make_tta(name, seed=seed, **params), protocol, images) for seed in (1, 2)]
+    assert torch.equal(*found) == METHODS.get(name).deterministic
+
+
+@EVERY
 def test_cost_grows_with_the_slices(name, make_tta):
     method = make_tta(name, **few_steps(name, "N-O"))
     assert 0 < method.passes(4) < method.passes(40)

@@ -163,7 +163,8 @@ def test_a_mask_of_two_parts_is_refused_where_another_is_one(narrow, taken):
 def test_an_empty_mask_is_not_one_part():
     base = signals_of((0.9,) * 6, (0.8, 0.94, 0.85, 0.97), dict.fromkeys(NAMES, 0.02) | {"source": 0.0})
     narrow = {f"narrowing_{name}": 0.2 for name in NAMES} | {"narrowing_source": 1.0}
-    assert candidate_of(judge(base | narrow, CONFIG)) == "adapted"
+    verdict = judge(base | narrow, CONFIG)
+    assert (candidate_of(verdict), verdict.trusted) == ("adapted", True)  # of two parts, as all that found it
 
 
 @pytest.mark.parametrize(
@@ -440,6 +441,13 @@ def test_every_class_has_a_support_of_its_own():
         assert found[name] == pytest.approx(joined({"smaller": 1.0, "larger": 1.0, "agreement": value}))
 
 
+def test_every_class_is_supported_however_low_the_slices_are(make_images):
+    images, probs = make_images(3, 2, 32), torch.rand(3, 4, 2, 32).softmax(dim=1)
+    source, ours = (make_source(UNet(1, 4, 4).eval()) for _ in range(2))
+    found = Guard(CONFIG, source, ours).judge(images, probs, probs).signals
+    assert {name for name in found if name.startswith("support_")} == {"support_1", "support_2", "support_3"}
+
+
 def test_masks_are_judged_as_they_will_be_written(make_images):
     """A small component beside the body is dropped before masks are compared."""
     images = make_images(4, 40, 40)
@@ -557,6 +565,66 @@ def test_distance_of_statistics():
     assert statistics_distance(one, two) == pytest.approx(4.0)
     assert statistics_distance(one, two) == pytest.approx(statistics_distance(two, one))
     assert statistics_distance([], []) == 0.0
+
+
+def test_a_mask_of_two_parts_is_seen_in_its_signals():
+    masks = masks_of({f"{name}{view}": (0, 8) for name in NAMES for view in ("", "@0.85", "@1.2")})
+    masks = {name: mask[:1].repeat(9, 1, 1) for name, mask in masks.items()}
+    masks["adapted"][4, :, 2:] = 0
+    signals = compared(masks, NAMES, 2)
+    assert signals["narrowing_adapted"] == pytest.approx(0.25)
+    assert {signals[f"narrowing_{name}"] for name in NAMES if name != "adapted"} == {1.0}
+
+
+@pytest.mark.parametrize("zoom", ZOOMS)
+def test_slices_of_a_volume_are_zoomed_as_slices_are(zoom, monkeypatch):
+    source = method("source")
+    monkeypatch.setattr(
+        source,
+        "probabilities",
+        lambda network, batch: torch.cat([0.5 - 0 * batch, batch], dim=1),  # foreground above a half
+    )
+    slices = torch.zeros(3, 1, 40, 60)
+    for index, side in enumerate((10, 20, 30)):
+        slices[index, :, 5 : 5 + side, 8 : 8 + side] = 1.0
+    volume = slices.movedim(0, 1)[None]
+    assert volume.shape == (1, 1, 3, 40, 60)
+    plain = zoomed_mask(source, source.model, slices, zoom)
+    assert torch.equal(zoomed_mask(source, source.model, volume, zoom), plain)
+    assert agreement(plain, (slices[:, 0] > 0.5).long(), 2) > 0.9
+
+
+def test_what_judging_costs_is_about_what_is_computed(make_images, monkeypatch):
+    """In pixels of slices that go through a network, whatever their size."""
+    images, seen = make_images(6, 32, 32), []
+    source, ours = method("source"), method("tesla", {"predict_statistics": "volume"})
+    for item in (source, ours):
+        logits = item.logits
+
+        def counted(network, batch, logits=logits):
+            seen.append(batch.shape[0] * batch[0, 0].numel())
+            return logits(network, batch)
+
+        monkeypatch.setattr(item, "logits", counted)
+    probs = source.predict(images), ours.predict(images)
+    for names in (("source", "adapted"), ("source", "own", "half", "adapted")):
+        guard = Guard(CONFIG.model_copy(update={"candidates": names}), source, ours)
+        seen.clear()
+        guard.look(images, *probs)
+        guard.probabilities(images, VERDICTS["source"])
+        assert guard.passes(6) == pytest.approx(sum(seen) / (32 * 32), rel=0.05)
+
+
+def test_the_mixed_candidate_is_the_adapted_network_under_mixed_statistics(make_images):
+    ours, images = method("tesla", {"learning_rate": 0.01}), make_images(4, 32, 32)
+    ours.adapt(images)
+    guard = Guard(CONFIG, method("source"), ours)
+    with guard.deployed(images, VERDICTS["mixed"]) as network:
+        for now, adapted in zip(network.parameters(), ours.predictor.parameters(), strict=True):
+            assert torch.equal(now, adapted)
+        mixed = [item.clone() for item, _ in running_statistics(network)]
+    own = [item for item, _ in running_statistics(ours.predictor)]
+    assert not any(torch.equal(*pair) for pair in zip(mixed, own, strict=True))
 
 
 def test_signals_of_an_unmoved_method(make_images):

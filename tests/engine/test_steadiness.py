@@ -125,6 +125,19 @@ def test_every_run_starts_where_the_first_did_and_the_steadiest_stays(monkeypatc
     assert runs.finite
 
 
+def test_runs_are_judged_by_their_masks_as_they_will_be_written(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        steadiness, "steadiness", lambda method, **about: seen.append(about["largest"]) or 0.5
+    )
+    for more in ({}, {"largest": True}):
+        learner = Learner([])
+        learner.restarts = 2
+        for _ in steadiness.Restarts(learner, IMAGES, **more):
+            learner.learn()
+    assert seen == [False, False, True, True]  # whole masks unless it is said
+
+
 def test_of_equal_runs_the_first_is_kept(monkeypatch):
     assert runs_of(Learner([0.8, 0.8]), 2, monkeypatch).found["run_taken"] == 1
 

@@ -16,7 +16,15 @@ from tesla_med.scoring.areas import (
     count_case,
     count_region,
 )
-from tesla_med.scoring.calibration import CalibrationCounts, count_binary
+from tesla_med.scoring.calibration import (
+    MODELS,
+    CalibrationCounts,
+    count_binary,
+    count_flat,
+    count_items,
+    joined_bins,
+    meaning_of,
+)
 from tesla_med.scoring.summary import bootstrap_intervals, merge, summarise
 
 
@@ -290,9 +298,44 @@ def test_large_counts_do_not_lose_precision():
 def test_counts_add():
     one = count_binary(np.array([0.2, 0.9]), np.array([False, True]), 5)
     assert (one + one).voxels == 4
+    wrong = count_binary(np.array([0.0, 0.0, 1.0]), np.array([True, True, True]), 5)
+    assert [(wrong + other).clipped for other in (one, wrong)] == [2, 4]
     assert (one + one).ece == pytest.approx(one.ece)
     copy = CalibrationCounts.from_json(json.loads(json.dumps(one.to_json())))
     assert copy.summary() == one.summary()
+
+
+def test_bins_of_several_sites_are_those_of_all_their_voxels():
+    generator = np.random.default_rng(0)
+    parts = [count_binary(values, generator.random(40) < 0.6, 4) for values in generator.random((3, 40)) / 2]
+    parts.append(count_binary(np.array([0.9, 1.0]), np.array([True, False]), 4))
+    joined = joined_bins([part.summary()["bins"] for part in parts])
+    whole = sum(parts[1:], start=parts[0]).summary()["bins"]
+    assert joined_bins([whole]) == whole
+    assert joined["edges"] == whole["edges"]
+    assert joined["count"] == whole["count"]
+    for name in ("confidence", "accuracy"):
+        assert whole[name][2] is joined[name][2] is None  # in which no part has a voxel
+        assert joined[name] == [None if value is None else pytest.approx(value) for value in whole[name]]
+
+
+def test_axes_say_what_is_counted():
+    assert meaning_of() == (
+        "highest probability of a voxel",
+        "share of voxels whose most probable class is right",
+    )
+    assert meaning_of("gland", "tile") == ("predicted probability of gland", "share of tiles that are gland")
+
+
+def test_items_are_counted_for_both_models_and_summarised_as_a_region():
+    probs = np.random.default_rng(0).dirichlet((1, 1, 1), (2, 50)).astype(np.float32).transpose(0, 2, 1)
+    reference = np.arange(50) % 3
+    counts = count_items(*probs, reference, (0, 1, 4), bins=10)
+    summary = summarise(merge([counts]))["region"]
+    for model, array in zip(MODELS, probs, strict=True):
+        for key, counted in count_flat(array, reference, (0, 1, 4), 10).items():
+            assert summary[model][key] == summary[model][key] | counted.summary()
+    assert summary["source"]["4"]["ece"] != summary["adapted"]["4"]["ece"]
 
 
 @pytest.mark.parametrize("slice_axis", [0, 1, 2, -1])

@@ -310,6 +310,12 @@ def test_the_memory_is_filled_over_the_target_before_the_first_pass(
     assert method.passes(8) == plain.passes(8) + 8
 
 
+def test_without_neighbours_every_class_is_as_likely():
+    queries = functional.normalize(torch.rand(3, 5), dim=1)
+    found = neighbour_mean(queries, torch.empty(0, 5), torch.empty(0, 4), 2)
+    assert torch.equal(found, torch.full((3, 4), 0.25))
+
+
 def test_learns_nothing_at_learning_rate_0(make_adacontrast, make_images):
     method, images = make_adacontrast(learning_rate=0), make_images(4)
     before, statistics = weights(method.student), running(method.student)

@@ -281,6 +281,22 @@ def test_a_class_without_certain_pixels_is_left_out(make_tta, make_images):
     assert float(scalars["loss/global"]) > 0.0
 
 
+@pytest.mark.parametrize(("name", "apart"), [("tesla", True), ("tesla_s", False), ("ttac", False)])
+def test_regions_are_classes_where_features_of_classes_are_aligned(name, apart, make_tta, make_network):
+    network = make_network()
+    network.regions = True
+    assert make_tta(name, network).model.apart == apart
+
+
+def test_without_a_replay_every_class_can_be_learned(make_tta, make_network, make_images):
+    method = make_tta("ttac", make_network(classes=4), replay=0, confidence=0.0, class_minimum=1)
+    logits = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    member = method._membership(logits)
+    assert torch.equal(member.argmax(dim=1), logits.argmax(dim=1))
+    assert torch.equal(member.sum(dim=1), torch.ones(2, 5, 5))
+    assert torch.isfinite(method.adapt(make_images(3))["loss/class"])
+
+
 def test_tesla_s_without_weight_learns_as_tesla(make_tta, make_images, make_network):
     images = make_images(4)
     probs = []

@@ -139,6 +139,18 @@ def test_a_model_without_batch_norm(make_tta):
         make_tta("bn", network)
 
 
+@pytest.mark.parametrize(
+    "params", [{"statistics_share": 0.5}, {"statistics_share": 1.0}, {"predict_views": 3, "weak_scale": 0.7}]
+)
+def test_source_predicts_as_tesla_before_any_update(params, make_tta, make_network, make_images):
+    network, images = make_network(), 0.2 + 0.6 * make_images(6)
+    found = make_tta("source", network, statistics="volume", **params).predict(images)
+    want = make_tta("tesla", network, predict_statistics="volume", **params).predict(images)
+    assert torch.allclose(found, want, atol=1e-5)
+    plain = make_tta("source", network, statistics="volume").predict(images)
+    assert torch.allclose(found, plain, atol=1e-3) == (params == {"statistics_share": 1.0})
+
+
 def test_source_is_the_frozen_model(make_network, make_images):
     network, images = make_network(), make_images(5)
     context = MethodContext(torch.device("cpu"), predict_batch=2)

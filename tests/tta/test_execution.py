@@ -1,10 +1,12 @@
-"""The layout of weights on a GPU."""
+"""How networks are run: layout of weights, precision, and how many batches there are."""
 
 import pytest
 import torch
 from torch import nn
 
+from tesla_med.models.base import norm_layers
 from tesla_med.tta._mechanics.execution import LAYOUTS, layout_of
+from tesla_med.tta.base import MethodContext
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,31 @@ def test_layout_by_the_rank_of_the_weights(model, layout):
         other = next(item for item in LAYOUTS.values() if item is not layout)
         with pytest.raises(RuntimeError, match="rank"):
             model.to(memory_format=other)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_networks_compute_in_the_precision_that_is_asked_for(precision, make_tta, make_images):
+    method, seen = make_tta("source", precision=precision), []
+    norm_layers(method.model)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    assert method.predict(make_images(2)).dtype == torch.float32
+    assert seen == [getattr(torch, precision)]
+
+
+def test_passes_are_captured_unless_it_is_said(make_tta):
+    method = make_tta("tent")
+    assert MethodContext(torch.device("cpu")).cuda_graphs
+    assert method.graph_pool().wanted
+    method.use_less_memory(2)  # graphs hold memory
+    assert not method.graph_pool().wanted
+
+
+@pytest.mark.parametrize("batch", [None, 1, 2, 3, 7])
+@pytest.mark.parametrize("updates", [None, 4])
+@pytest.mark.parametrize("draw", ["ordered", "replacement"])
+def test_updates_and_slices_are_counted_as_they_come(draw, updates, batch, make_tta, make_images):
+    method = make_tta("tent", draw=draw, updates_per_case=updates, batch_slices=batch)
+    sizes = [len(part) for part in method.batches(make_images(5))]
+    assert method.updates(5) == len(sizes)
+    assert method.slices_seen(5) == sum(sizes)
+    if draw == "replacement" and updates:
+        assert len(sizes) == updates

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from tesla_med.errors import AdaptationError
+from tesla_med.errors import AdaptationError, ConfigError
 from tesla_med.models.base import norm_layers
 from tesla_med.models.monai import MonaiNetwork, MonaiParams
 from tesla_med.models.torchvision import MobileNetV2, MobileNetV2Params, ViT, ViTParams
+from tesla_med.tta.base import choose_protocol
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,6 +189,31 @@ def test_a_model_that_is_all_head_is_refused(name, params, make_tta, make_networ
     network.__class__ = AllHead
     with pytest.raises(AdaptationError, match=rf"'{name}' adapts every parameter.*has 0 \(it is all head"):
         make_tta(name, network, **params)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "default", "taken"),
+    [
+        ("tent", None, "N-M", "N-M"),
+        ("tent", "N-M", "N-O", "N-M"),
+        ("ttac", None, "N-O", "Y-O"),
+        ("ttac", None, "N-M", "Y-M"),
+        ("tent", None, "Y-M", "N-M"),
+        ("ttac", "Y-O", "N-M", "Y-O"),
+    ],
+)
+def test_the_protocol_is_what_is_asked_for_or_the_nearest_to_the_pipelines(method, asked, default, taken):
+    assert choose_protocol(method, asked, default) == taken
+
+
+def test_a_protocol_that_is_asked_for_must_be_there():
+    with pytest.raises(ConfigError, match=r"'ttac' has no protocol 'N-O'. Known: Y-O, Y-M"):
+        choose_protocol("ttac", "N-O", "Y-O")
+
+
+def test_steps_are_fused_on_a_gpu_alone(make_tta):
+    (group,) = make_tta("tent").optimizer.param_groups
+    assert not group["fused"]
 
 
 def test_cost(make_tta):

@@ -5,7 +5,7 @@ import pytest
 VIEWS = ("predict_views", "weak_scale", "weak_shift", "weak_flip")
 
 
-@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("views", [1, 2, 3])
 def test_views_are_named_where_there_are_several(views, make_tta, make_images):
     method = make_tta("tesla", predict_views=views, weak_scale=0.07)
     named = {name: value for name, value in method.deployed_params(make_images(2)).items() if name in VIEWS}

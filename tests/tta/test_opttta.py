@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,11 +229,12 @@ def test_gradients_reach_all_that_is_learned(make_images):
         assert (value.grad != 0).all(), name
 
 
+@pytest.mark.parametrize("turn", [0.0, 1.0])
 @pytest.mark.parametrize("members", [OPERATIONS, ("blur", "gamma", "flip_turn")])
-def test_volumes_are_augmented_slice_by_slice(members, make_images):
+def test_volumes_are_augmented_slice_by_slice(members, turn, make_images):
     slices = make_images(6).view(2, 1, 3, 32, 32)
     policy = policy_of(*members, bias=0.1, range=0.1, sigma=1.0, crop=0.2)
-    draw = draw_views(2, generator())
+    draw = replace(draw_views(2, generator()), turns=torch.full((2,), turn))
     found = apply_draw(slices, policy, draw)
     for depth in range(3):
         want = apply_draw(slices[:, :, depth], policy, draw)
@@ -257,6 +259,13 @@ def test_distance_of_norm_statistics_by_hand(make_network, make_images):
     with torch.no_grad():
         network(inputs)
     assert len(distances) == len(norm_layers(network))  # nothing is collected outside the block
+
+
+def test_variances_of_a_few_values_are_those_of_these_values():
+    norm = torch.nn.BatchNorm2d(1, affine=False).eval()
+    with norm_distance(norm) as distances:
+        norm(torch.tensor([-3.0, 3.0]).view(2, 1, 1, 1))  # of variance 9, where 1 is remembered
+    assert float(distances[0]) == pytest.approx(64.0)
 
 
 def remember(network, images):
@@ -332,6 +341,19 @@ def test_slices_of_background_are_left_out(make_images):
     assert bright_slices(images).tolist() == [0, 2, 4]
     assert bright_slices(0.1 * images).tolist() == [0, 2, 4]  # the scale of a slice is its own
     assert bright_slices(torch.zeros(3, 1, 8, 8)).tolist() == [0, 1, 2]
+
+
+def test_slices_of_any_size_can_be_looked_at(monkeypatch):
+    most, quantile = 2**24, torch.quantile  # values that torch 2.6 takes quantiles of
+
+    def of_few(values, shares):
+        assert values.numel() <= most
+        return quantile(values, shares)
+
+    monkeypatch.setattr(torch, "quantile", of_few)
+    images = torch.zeros(2, 1, 1, most + 1)
+    images[1, ..., : most // 2] = 1.0
+    assert bright_slices(images).tolist() == [1]
 
 
 def test_steps_draw_no_slice_of_background(make_opttta, make_images, monkeypatch):
@@ -424,6 +446,52 @@ def test_the_search_moves_a_volume_towards_the_source(make_opttta, make_network,
     assert after < 0.5 * before
     assert last == pytest.approx(after, rel=0.5)
     assert 0.1 < float(policy.bias["brightness"].detach()) < 0.3
+
+
+def test_a_step_has_the_gradient_of_its_own_slices(make_opttta, make_images, monkeypatch):
+    method, seen = make_opttta(clip_norm=None, learning_rate=0.0), []
+    index = index_of(method, (*PHOTOMETRIC, "identity"))
+    sigma = method.policies[index].sigma
+    monkeypatch.setattr(method, "_objective", lambda *_: torch.stack([2 * sigma] * 4))
+    method._optimizers[index].register_step_pre_hook(lambda *_: seen.append(float(sigma.grad)))
+    method._learn(index, make_images(3), torch.arange(3), 3)
+    assert seen == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("steps", "last"), [(1, 1), (9, 1), (20, 2), (30, 3)])
+def test_a_sub_policy_is_judged_by_the_last_tenth_of_its_steps(
+    steps, last, make_opttta, make_images, monkeypatch
+):
+    method, count = make_opttta(), itertools.count()
+    sigma = method.policies[0].sigma
+    monkeypatch.setattr(method, "_objective", lambda *_: 0 * sigma + torch.full((4,), float(next(count))))
+    found = method._learn(0, make_images(3), torch.arange(3), steps)
+    assert found.tolist() == pytest.approx([steps - (last + 1) / 2] * 4)
+
+
+def test_slices_of_the_size_of_a_patch_are_drawn_whole(make_opttta, make_images):
+    method, images = make_opttta(), make_images(4)
+    method.pixel_weight = torch.rand(4, 32, 32, generator=generator())
+    for patch, whole in (((32, 32), True), ((16, 32), False), ((32, 16), False)):
+        method.model.patch = patch
+        drawn, weight = method._drawn(images, torch.tensor([1]), 3)
+        assert drawn.shape == (3, 1, *patch)
+        if whole:
+            assert torch.equal(weight, method.pixel_weight[[1, 1, 1]])
+        else:
+            assert weight is None
+
+
+def test_labels_teach_the_sub_policy_that_an_optimiser_updates(make_opttta, make_images, monkeypatch):
+    method, images = make_opttta(), make_images(3)
+    assert list(method.optimizers()) == [f"policy_{index}" for index in range(21)]
+    index = index_of(method, ("brightness", "contrast", "gamma", "identity", "flip_turn"))
+    monkeypatch.setattr(method, "logits", lambda _, view: torch.cat([-view, view], dim=1))
+    logits = method.labelled_pass(f"policy_{index}")(images)
+    logits[:, 1].sum().backward()
+    taught = [any(item.grad is not None for item in policy.parameters()) for policy in method.policies]
+    assert [number for number, found in enumerate(taught) if found] == [index]
+    assert torch.allclose(logits[:, 1], images[:, 0], atol=0.01)  # flipped and turned back
 
 
 def test_gradients_are_clipped(make_opttta, make_images, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tesla_med.models.base import norm_layers
+from tesla_med.models.normalisation import copied, running_statistics
 from tesla_med.models.unet import UNet
 from tesla_med.tta._mechanics.graphs import GraphPool
 from tesla_med.tta._shared.passes import NetworkPass
@@ -60,6 +61,32 @@ def test_a_pass_moves_statistics_by_its_momentum(momentum, make_images):
     model = network()
     NetworkPass(model, forward, momentum=momentum)(images)
     assert torch.allclose(means(model), torch.lerp(before, whole, momentum or 0.0), atol=1e-6)
+
+
+def test_a_pass_is_normalised_by_a_mixture_where_there_is_one(make_network, make_images):
+    model, images = make_network(), 0.2 + 0.5 * make_images(3, 32, 32)
+    rest = copied(running_statistics(model))
+    found = {
+        share: NetworkPass(model, forward, momentum=None, rest=rest, share=share)(images).logits
+        for share in (0.001, 0.5, 1.0)
+    }
+    alone = NetworkPass(model, forward, momentum=None)(images).logits
+    assert torch.allclose(found[1.0], alone, atol=1e-5)
+    assert torch.equal(NetworkPass(model, forward, momentum=None, share=0.5)(images).logits, alone)
+    with torch.no_grad():
+        without = forward(model, images)
+    assert torch.allclose(found[0.001], without, atol=0.05)
+    assert min((found[0.5] - other).abs().mean() for other in (alone, without)) > 0.01
+
+
+def test_the_taps_of_the_encoder_are_those_of_its_norms(make_images):
+    model, images = network(), make_images(3, 32, 32)
+    encoder = [layer for part in model.encoder for layer in norm_layers(part)]
+    seen = NetworkPass(model, forward, momentum=None, tap="encoder")(images).activations
+    every = NetworkPass(model, forward, momentum=None, tap=True)(images).activations
+    assert [item.shape[1] for item in seen] == [layer.num_features for layer in encoder]
+    assert 0 < len(seen) < len(every)
+    assert all(torch.allclose(*pair) for pair in zip(seen, every, strict=False))
 
 
 def test_gradient_flows_where_asked_for(make_images):

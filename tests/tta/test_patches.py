@@ -79,6 +79,40 @@ def test_draws_repeat_with_the_generator():
     assert not torch.equal(first, draw(images, (4, 8, 9), 20, spots, seed=4))
 
 
+def test_foreground_that_is_not_known_is_none():
+    images = numbered(2, 9, 20, 30)
+    found = [
+        drawn_patches(images, (4, 8, 9), 12, spots, torch.Generator().manual_seed(0))
+        for spots in (None, NOWHERE)
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_batches_are_patches_about_what_the_network_finds(known, make_tta, monkeypatch):
+    method = make_tta("tent", batch_slices=3, draw="replacement", updates_per_case=100)
+    method.model.patch = (8, 8)
+    images = numbered(2, 40, 40)
+    found = torch.zeros(2, 40, 40, dtype=torch.bool)
+    found[1, 25, 12] = True
+    monkeypatch.setattr(method, "centres", lambda _: found if known else None)
+    batches = list(method.batches(images))
+    assert len(batches) == 100
+    corners = torch.cat(batches).flatten(2).min(2).values
+    about = (corners == torch.tensor([1.0, 21, 8])).all(1).float().mean()
+    assert about == pytest.approx(FOREGROUND if known else 0.0, abs=0.08)
+
+
+def test_what_a_network_finds_is_every_class_but_the_first(make_tta, make_network, make_images, monkeypatch):
+    method, images = make_tta("tesla", make_network(classes=3)), 1.1 * make_images(5)
+    lines = [(0.0, 0.0), (0.4, 4.0), (0.6, 8.0)]  # background below 0.4, the last class above 0.8
+    monkeypatch.setattr(
+        method, "logits", lambda _, seen: torch.cat([rise * (seen - low) for low, rise in lines], dim=1)
+    )
+    assert method.predict(images).argmax(dim=1).unique().tolist() == [0, 1, 2]
+    assert torch.equal(method.centres(images), images[:, 0] > 0.4)
+
+
 def test_the_number_of_draws_does_not_depend_on_the_foreground():
     """So that a mask of one voxel more does not change what all later patches are."""
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]

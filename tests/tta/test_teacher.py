@@ -38,6 +38,11 @@ def test_teacher_starts_as_the_student(make_network):
     assert teacher.head.conv.weight.abs().sum() > 0
 
 
+def test_a_student_of_another_structure_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        update_teacher(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False), 0.5)
+
+
 @pytest.mark.parametrize("momentum", [0.996, 0.5])
 def test_moving_average_of_parameters_and_float_buffers(momentum, make_network):
     teacher, student = make_teacher(make_network(seed=1)), make_network(seed=2)

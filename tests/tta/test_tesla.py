@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -778,6 +779,38 @@ def test_a_teacher_that_is_certain_is_believed(make_tta, make_images, given_to_l
     for _, logits, labels, _ in given_to_losses:
         assert labels[:, 1].min() > 0.99
         assert logits.softmax(dim=1)[:, 1].min() < 0.9
+
+
+@pytest.mark.parametrize("measured", [None, 0.25])
+@pytest.mark.parametrize("reliability", [0.0, 2.0])
+def test_a_pixel_counts_as_much_as_its_label_is_certain(reliability, measured, make_tesla, monkeypatch):
+    method = make_tesla(reliability=reliability)
+    labels = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.9, 0.1]]).view(3, 2, 1, 1)
+    given = None if measured is None else torch.full((3, 1, 1), measured)
+    found = method._pixel_weight(labels, given)
+    if reliability == 0.0:
+        assert found is given
+    else:
+        entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)
+        want = torch.tensor([1.0, 0.0, (1.0 - entropy) ** 2]) * (measured or 1.0)
+        assert torch.allclose(found.flatten(), want, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "needed"), [("tesla", False), ("tesla_s", True)])
+def test_features_are_kept_where_they_are_looked_at(name, needed, make_tta, make_images):
+    method, images = make_tta(name, **QUICK), make_images(2)
+    assert (method._learning(images).features is not None) == needed
+
+
+def test_what_is_saved_says_nothing_of_a_share_where_there_is_none(make_tesla, make_images):
+    method, images = make_tesla(predict_statistics="volume", learning_rate=0.01), make_images(4)
+    method.adapt(images)
+    assert "statistics_share" not in method.deployed_params()
+    after = [item.clone() for pair in running_statistics(method.predictor) for item in pair]
+    with method.deployed() as network:
+        saved = [item.clone() for pair in running_statistics(network) for item in pair]
+    assert all(torch.equal(*pair) for pair in zip(saved, after, strict=True))
+    assert make_tesla(**MIXED).deployed_params()["statistics_share"] == 0.5
 
 
 def test_a_model_that_is_all_head_is_refused(make_tesla, make_network):

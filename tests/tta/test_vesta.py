@@ -85,6 +85,15 @@ def test_the_steadiest_of_several_runs_is_kept(make_tta, make_images, same_state
     assert torch.equal(again, probs)
 
 
+def test_choices_cost_the_passes_of_their_masks(make_tta):
+    """Each mask is that of the slices as they are, of the reduced and of the enlarged ones."""
+    tesla = make_tta("tesla", **ONCE).predicting_passes(10)
+    each = 10 * (2.0 + 0.85**2 + 1.2**2)  # of which one is for the statistics
+    for shares, restarts, choices in (((0.5, 1.0), 1, 2), ((0.5, 1.0), 3, 5), ((0.25, 0.5, 1.0), 2, 5)):
+        method = make_tta("vesta", **ONCE, statistics_shares=shares, restarts=restarts)
+        assert method.predicting_passes(10) == pytest.approx(tesla + choices * each)
+
+
 def test_it_is_asked_of_the_source_model(make_tta, make_images):
     """The choice is made before anything is learned: it does not depend on the seed of the learning."""
     images = shifted(make_images)
@@ -115,6 +124,14 @@ def test_what_is_saved_repeats_the_masks(protocol, make_tta, make_images):
             assert choose_share(source, images) == pytest.approx(driver.chosen)
             found = source.predict(images)
     assert torch.allclose(found, probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_what_is_saved_says_a_share_where_there_is_one(share, make_tta):
+    found = make_tta("vesta", **FEW, statistics_share=share).deployed_params()
+    assert found["statistics_shares"] == (0.5, 1.0)
+    assert found.get("statistics_share", 1.0) == share
+    assert ("statistics_share" in found) == (share < 1.0)
 
 
 def test_saving_leaves_the_network_as_it_was(make_tta, make_images):
