@@ -98,7 +98,9 @@ TESTS = {
         ),
         "contracts/test_method_contract.py",
     ),
-    "engine/guard.py": ("engine/test_guard.py", "engine/test_collapse.py", "engine/test_safety.py"),
+    "engine/guard.py": (
+        *("engine/test_guard.py", "engine/test_prior.py", "engine/test_collapse.py", "engine/test_safety.py"),
+    ),
     "engine/between.py": ("engine/test_guard.py",),
     "engine/signals.py": ("engine/test_guard.py", "engine/test_quality.py"),
     "engine/quality.py": ("engine/test_quality.py", "engine/test_guard.py"),

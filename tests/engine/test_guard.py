@@ -160,6 +160,15 @@ def test_a_mask_of_two_parts_is_refused_where_another_is_one(narrow, taken):
     assert candidate_of(judge(signals, CONFIG.model_copy(update={"narrowest": 0.0}))) == "adapted"
 
 
+def test_a_mask_that_narrows_as_far_as_it_may_is_one_body():
+    """At the limit itself it is neither refused nor of no weight against one that narrows further."""
+    given = signals_of((0.9,) * 6, (0.9, 0.9, 0.9, 0.99)) | {"narrowing_adapted": 0.4}
+    others = {f"narrowing_{name}": CONFIG.narrowest for name in ("source", "own", "half")}
+    verdict = judge(given | others, CONFIG)
+    assert verdict.used != "adapted"
+    assert "two parts" in verdict.reason
+
+
 def test_an_empty_mask_is_not_one_part():
     base = signals_of((0.9,) * 6, (0.8, 0.94, 0.85, 0.97), dict.fromkeys(NAMES, 0.02) | {"source": 0.0})
     narrow = {f"narrowing_{name}": 0.2 for name in NAMES} | {"narrowing_source": 1.0}

@@ -76,6 +76,12 @@ def test_the_head_is_frozen_bit_for_bit(make_tesla, make_images):
         assert [name for name in rest if "weight" in name and name not in now] == []
 
 
+@pytest.mark.parametrize("augment", ["learned", "randaugment"])
+def test_the_policy_is_told_of_the_planes(make_tesla, augment):
+    assert not make_tesla(augment=augment).policy.all_planes
+    assert make_tesla(augment=augment, warp_planes="all").policy.all_planes
+
+
 def test_freeze_norm_affine(make_tesla, make_images):
     method, images = make_tesla(freeze_norm_affine=True, learning_rate=0.05), make_images(4)
     before = weights(method.student)
