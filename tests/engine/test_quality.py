@@ -264,3 +264,10 @@ def test_runs_are_read_class_by_class(program, tmp_path):
     assert judged["pairs"] == 1
     with pytest.raises(SystemExit, match="no coefficients"):
         program.with_coefficients(pairs, QualityConfig())
+
+
+def test_no_dice_above_one_is_predicted():
+    config = QualityConfig(intercept=0.5, slope=1.0, half_width=0.1, growth=0.5)
+    found = predicted_dice(1.0, config)
+    assert (found.dice, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(0.9)
