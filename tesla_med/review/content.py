@@ -101,6 +101,7 @@ class Content:
         runs = [out] if (out / RUN_FILE).is_file() else sorted(path.parent for path in out.rglob(RUN_FILE))
         if not runs:
             raise OutputError(f"{out}: holds no run of tesla-med adapt ({RUN_FILE} is missing)")
+        self._found: dict[str, dict[str, Case]] = {}
         found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         for run in runs:
             found += self._of_run(run, volumes, several=len(runs) > 1)
@@ -116,7 +117,7 @@ class Content:
         task = task_of_run(folder, content["settings"])
         task.refuse({"review"})
         names = task.names(content["settings"], folder)
-        cases = {case.name: case for case in find_cases(volumes, task.site, (), task.pipeline.channels).cases}
+        cases = self._cases(volumes, task.site, task.pipeline.channels)
         if content["settings"].get("anonymised"):
             known = KeyFile(self._key)
             entries = {name: known.find(task.site.id, name) for name in cases}
@@ -135,6 +136,14 @@ class Content:
             about |= {"case": cases.get(result.case), "site": task.site, "pipeline": task.pipeline}
             rows.append((_worst_first(result, task.pipeline), about))
         return rows
+
+    def _cases(self, volumes: Path, site: SiteConfig, channels: int) -> dict[str, Case]:
+        """Return the cases of a site by name; a folder is searched once, however many runs it has."""
+        key = f"{channels} {site.model_dump_json()}"
+        if key not in self._found:
+            cases = find_cases(volumes, site, (), channels).cases
+            self._found[key] = {case.name: case for case in cases}
+        return self._found[key]
 
     # ------------------------------------------------------------ the list
 

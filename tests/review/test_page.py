@@ -16,7 +16,9 @@ import small_site as small
 
 from tesla_med.actions.export import export
 from tesla_med.errors import DataError, OutputError
+from tesla_med.io.cases import find_cases
 from tesla_med.io.volumes import read_volume
+from tesla_med.review import content as content_module
 from tesla_med.review.content import Content
 from tesla_med.review.server import make_app, serve
 from tesla_med.runs.decisions import read_decisions
@@ -148,6 +150,16 @@ def test_several_runs_are_one_list(place, tmp_path):
     content.decide(key, "accept", "")
     assert read_decisions(tmp_path / "study" / "F" / "one") == []
     assert [item.case for item in read_decisions(tmp_path / "study" / "F" / "two")] == ["Case01"]
+
+
+def test_a_folder_of_images_is_searched_once_for_all_runs_of_a_site(place, tmp_path, monkeypatch):
+    run, volumes = place
+    for name in ("one", "two", "three"):
+        shutil.copytree(run, tmp_path / "study" / name)
+    searched = []
+    monkeypatch.setattr(content_module, "find_cases", lambda *given: searched.append(1) or find_cases(*given))
+    assert len(Content(tmp_path / "study", volumes, "ann").entries) == 9
+    assert len(searched) == 1
 
 
 def test_bad_folders_are_named(place, tmp_path):
