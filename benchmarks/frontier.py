@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import zoo
-from reference import SHARED, Reader, at_model_mask, mean_dice
+from reference import Reader, at_model_mask, mean_dice
 
 from tesla_med.config.files import load_pipeline
 from tesla_med.engine.driver import Driver
@@ -210,28 +210,12 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = {"choices": list(zoo.MODELS), "default": ["reference"], "metavar": "NAME"}
-    parser.add_argument("--out", type=Path, required=True, help="folder of weights and results")
-    parser.add_argument("--models", nargs="+", **names)
+    parser = zoo.parser_of(__doc__, ["reference"], volumes=2)
     parser.add_argument("--sites", nargs="+", default=[], help="of these only (default: all of the model)")
     parser.add_argument("--seed", type=int, default=1, help="of training and adaptation")
-    parser.add_argument("--steps", type=int, help="of training")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--data", type=Path, default=SHARED / "data")
-    parser.add_argument("--weights", type=Path, default=SHARED / "reference")
-    parser.add_argument("--limit", type=int, help="volumes of each site")
-    parser.add_argument("--volumes", type=int, default=2, help="of each generated site, with --quick")
-    parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
-    parser.add_argument("--table", action="store_true", help="only print what is finished")
     parser.add_argument("--picture", type=Path, help="draw the curves, too")
     parser.add_argument("--verbose", action="store_true", help="print every volume")
-    options = parser.parse_args(arguments)
-    options.steps = options.steps or (300 if options.quick else zoo.STEPS)
-    return options
+    return zoo.parsed(parser, arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -245,9 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sites = "-".join(("", *options.sites))
             target = results / f"{zoo.slug(name)}-{options.seed}{sites}.json"
             if not target.is_file():
-                content = measure(name, options, place)
-                target.with_suffix(".part").write_text(json.dumps(content) + "\n", encoding="utf-8")
-                target.with_suffix(".part").replace(target)
+                zoo.keep(target, measure(name, options, place))
     files = sorted(results.glob("*.json"))
     found = curves([row for path in files for row in json.loads(path.read_text(encoding="utf-8"))["rows"]])
     print(table(found))

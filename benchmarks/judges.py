@@ -56,7 +56,7 @@ def boosted(quantile: float) -> GradientBoostingRegressor:
 
 def dice_of(row: Row, name: str) -> float:
     """Return the Dice of a candidate, 0 where it has none."""
-    return float(row["candidates"][name]["dice"] or 0.0)
+    return zoo.candidate_dice(row, name) or 0.0
 
 
 def features(row: Row, name: str) -> list[float]:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import zoo
-from reference import SHARED, Reader, mean_dice
+from reference import Reader, mean_dice
 from torch import Tensor
 
 from tesla_med.config.files import load_pipeline
@@ -188,9 +188,7 @@ def record(name: str, options: argparse.Namespace, place: zoo.Place) -> None:
             about |= {"model": name, "seed": options.seed, "site": site, "case": ref.name, "dice": dice}
             if options.masks:
                 np.savez_compressed(folder / f"{ref.name}.npz", truth=truth.astype(np.uint8), **arrays)
-            part = folder / f"{ref.name}.part"
-            part.write_text(json.dumps(about) + "\n", encoding="utf-8")
-            part.replace(folder / f"{ref.name}.json")
+            zoo.keep(folder / f"{ref.name}.json", about)
             print(f"{name} {site} {ref.name}: {shown(about)}", flush=True)
 
 
@@ -292,29 +290,13 @@ def finished(out: Path) -> list[dict[str, Any]]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of weights and results")
-    names = {"choices": list(zoo.MODELS), "default": ["reference"], "metavar": "NAME"}
-    parser.add_argument("--models", nargs="+", **names)
+    parser = zoo.parser_of(__doc__, ["reference"], volumes=2)
     parser.add_argument("--sites", nargs="+", default=[], help="of these only (default: all of the model)")
     parser.add_argument("--seed", type=int, default=1, help="of training and of the first run")
     parser.add_argument("--runs", type=int, default=3, help="of each volume")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--masks", action="store_true", help="keep the masks, too")
-    parser.add_argument("--steps", type=int, help="of training")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--data", type=Path, default=SHARED / "data")
-    parser.add_argument("--weights", type=Path, default=SHARED / "reference")
-    parser.add_argument("--limit", type=int, help="volumes of each site")
-    parser.add_argument("--volumes", type=int, default=2, help="of each generated site, with --quick")
-    parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
-    parser.add_argument("--table", action="store_true", help="only print what is finished")
-    options = parser.parse_args(arguments)
-    options.steps = options.steps or (300 if options.quick else zoo.STEPS)
-    return options
+    return zoo.parsed(parser, arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

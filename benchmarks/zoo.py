@@ -53,7 +53,7 @@ from tesla_med.training.train import train_source
 from tesla_med.tta.base import MethodContext, make_method
 from tesla_med.types import Scaling
 
-STEPS = 8000
+STEPS, QUICK_STEPS = 8000, 300
 STEP_SECONDS, VOLUME_SECONDS = 0.04, 5.0
 """Of a training step and of a volume under all recipes, on one H200 in bfloat16."""
 ARMS = ("source", "bn", "released", "unguarded", "default")
@@ -512,32 +512,57 @@ def finished(options: argparse.Namespace) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (order.get(row["model"], 99), row["seed"]))
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
+def keep(path: Path, content: dict[str, Any], indent: int | None = None) -> None:
+    """Write JSON so that the file is there whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def parser_of(description: str | None, models: Sequence[str], volumes: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of all programs that adapt the source models.
+
+    Args:
+        description: of the program.
+        models: names of the default.
+        volumes: the default of generated ones.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of weights and results")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, help=f"of training (default {STEPS}; quick: 300)")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(models), metavar="NAME")
+    parser.add_argument("--steps", type=int, help=f"of training (default {STEPS}; quick: {QUICK_STEPS})")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--data", type=Path, default=SHARED / "data")
     parser.add_argument("--weights", type=Path, default=SHARED / "reference")
     parser.add_argument("--limit", type=int, help="volumes of each site")
-    parser.add_argument("--volumes", type=int, default=4, help="of each generated site, with --quick")
+    parser.add_argument("--volumes", type=int, default=volumes, help="of each generated site, with --quick")
+    parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
+    parser.add_argument("--table", action="store_true", help="only print what is finished")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options with the steps of a training."""
+    options = parser.parse_args(arguments)
+    options.steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
+    return options
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = parser_of(__doc__, list(MODELS), volumes=4)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the default recipe")
     parser.add_argument("--method", help="that adapts (default: the pipeline's)")
     parser.add_argument("--without-released", action="store_true", help="leave the released recipe out")
-    parser.add_argument("--quick", action="store_true", help="small networks on generated scanners")
     parser.add_argument("--forget", action="store_true", help="remove weights after use")
-    parser.add_argument("--table", action="store_true", help="only print what is finished")
     parser.add_argument("--steadiest", action="store_true", help="of the seeds take the steadiest by volume")
     parser.add_argument("--candidates", action="store_true", help="print the Dice of the guard's candidates")
-    options = parser.parse_args(arguments)
-    options.steps = options.steps or (300 if options.quick else STEPS)
+    options = parsed(parser, arguments)
     if options.quick:
         options.models = [
             name for name in options.models if MODELS[name].sites and name != "robust, from UCL"
@@ -560,8 +585,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, seed in todo:
             content = measure(name, seed, options, place)
             target = results / f"{slug(name)}-{seed}.json"
-            target.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            target.with_suffix(".part").replace(target)
+            keep(target, content, indent=1)
     rows = finished(options)
     if options.steadiest:
         rows = steadiest(rows)

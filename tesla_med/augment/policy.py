@@ -133,7 +133,7 @@ class AdversarialPolicy(nn.Module):
         if coins:
             table = (2.0 * torch.stack(list(coins.values())) - 1.0).to(device, non_blocking=True)
             signs = dict(zip(coins, table, strict=True))
-        planes = warp.drawn_planes(shape, self.generator) if self.all_planes and len(shape) == 5 else None
+        planes = warp.drawn_planes(shape, self.generator) if self.all_planes else None
         return Draw(chosen, signs, noise, planes)
 
     def prefetch(self) -> None:

@@ -143,7 +143,7 @@ class StaticPolicy(nn.Module):
             if needed is not None:
                 size = needed((len(rows), *shape[1:]))
                 noise[slot, position] = torch.randn(size, generator=self.noise_generator, device=self.device)
-        planes = warp.drawn_planes(shape, self.generator) if self.all_planes and len(shape) == 5 else None
+        planes = warp.drawn_planes(shape, self.generator) if self.all_planes else None
         return StaticDraw(chosen, strengths, signs, noise, planes)
 
     @torch.no_grad()

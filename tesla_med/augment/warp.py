@@ -30,9 +30,12 @@ PLANES = ((0, 1), (0, 2), (1, 2))
 """Axes of the planes of a volume, as ``grid_sample`` counts them: columns, rows, slices."""
 
 
-def drawn_planes(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return a plane at random for every volume of (N, C, D, H, W), (N,) positions in ``PLANES``."""
-    return torch.randint(len(PLANES), (shape[0],), generator=generator)
+def drawn_planes(shape: Sequence[int], generator: torch.Generator) -> Tensor | None:
+    """Return a plane at random for every volume of (N, C, D, H, W), (N,) positions in ``PLANES``.
+
+    None for slices, which have no other plane.
+    """
+    return None if len(shape) != 5 else torch.randint(len(PLANES), (shape[0],), generator=generator)
 
 
 def in_planes(theta: Tensor, planes: Tensor) -> Tensor:
@@ -66,8 +69,7 @@ def invert(theta: Tensor) -> Tensor:
         torch.linalg.LinAlgError: never, as a singular theta gives infinities.
     """
     if theta.shape[1] == 3:
-        rows = theta[:, 0, :3], theta[:, 1, :3], theta[:, 2, :3]
-        first, second, third = rows
+        first, second, third = theta[:, :, :3].unbind(dim=1)
         columns = [second.cross(third, dim=1), third.cross(first, dim=1), first.cross(second, dim=1)]
         determinant = (first * columns[0]).sum(dim=1)[:, None, None]
         undone = torch.stack(columns, dim=2) / determinant

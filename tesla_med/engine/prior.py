@@ -66,22 +66,20 @@ class OrganPrior:
 def measured(mask: Tensor) -> tuple[float, ...] | None:
     """Return ``MEASURES`` of the foreground of (N, H, W) class indices; None where there is none."""
     inside = mask > 0
-    places = torch.nonzero(inside.any(dim=0))
-    if not len(places):
+    if not bool(inside.any()):
         return None
     counts = inside.sum(dim=0).double()
     total, (height, width) = counts.sum(), mask.shape[-2:]
-    result = []
-    spreads = []
+    centres, spreads = [], []
     for axis, size in ((1, height), (0, width)):
         shares = counts.sum(dim=axis) / total
         at = (torch.arange(size, device=mask.device).double() + 0.5) / size
         centre = float((shares * at).sum())
         variance = float((shares * (at - centre).square()).sum())
-        result.append(centre)
+        centres.append(centre)
         spreads.append(math.log(max(math.sqrt(variance), 0.5 / size)))
     areas = inside.sum(dim=(1, 2)).double().sort(descending=True).values[:WIDEST]
-    return (*result, math.log(float(areas.mean()) / (height * width)), *spreads)
+    return (*centres, math.log(float(areas.mean()) / (height * width)), *spreads)
 
 
 def fitted(masks: Iterable[Tensor]) -> OrganPrior | None:
