@@ -176,13 +176,17 @@ def _run(
 
     recipe = RECIPES[task]
     pipeline = load_pipeline(recipe.pipeline, recipe.overrides)
-    sites = {name: _site(folder, recipe, name, seed, tell) for name in recipe.sites if name != "hard"}
+    known = [name for name in recipe.sites if name != "hard"]  # that one's images follow from the model
+    sites = {}
+    for number, name in enumerate(known, 1):
+        sites[name] = _site(folder, recipe, name, seed)
+        tell("images", number, len(known))
     volumes, source = folder / "volumes", folder / "source"
     trained = train_source(
         pipeline, [sites["source"]], volumes, source, seed=seed, device=device, progress=tell
     )
     shift = _poor_shift(recipe, pipeline, trained.weights, seed, device)
-    sites["hard"] = _site(folder, recipe, "hard", seed, tell, shift)
+    sites["hard"] = _site(folder, recipe, "hard", seed, shift)
     rows = []
     for name in recipe.sites[1:]:
         site = sites[name]
@@ -222,7 +226,7 @@ def _poor_shift(recipe: Recipe, pipeline: PipelineConfig, weights: Path, seed: i
     for shift in recipe.shifts:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            site = _site(folder, recipe, "hard", seed, lambda *_: None, shift)
+            site = _site(folder, recipe, "hard", seed, shift)
             result = adapt_site(
                 site,
                 folder / "volumes",
@@ -241,9 +245,7 @@ def _tell_of(tell: Progress, name: str, stage: str, done: int, total: int) -> No
     tell(f"{name}: {stage}", done, total)
 
 
-def _site(
-    folder: Path, recipe: Recipe, name: str, seed: int, tell: Progress, shift: float = 1.0
-) -> SiteConfig:
+def _site(folder: Path, recipe: Recipe, name: str, seed: int, shift: float = 1.0) -> SiteConfig:
     """Write the images and the configuration of one site, and return what was written."""
     institution, order = f"Phantom{name.capitalize()}", recipe.sites.index(name)
     count = recipe.counts[0 if name == "source" else 1]
@@ -251,7 +253,6 @@ def _site(
     content = {"institution": institution, **recipe.describe(name), "terms": TERMS}
     path = folder / "site_configs" / recipe.pipeline / f"phantom-{name}.yaml"
     write_text(path, yaml.safe_dump(content, sort_keys=False))
-    tell("images", order + 1, len(recipe.sites))
     return load_site(str(path))
 
 
