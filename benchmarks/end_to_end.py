@@ -381,9 +381,11 @@ class Bench:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seconds, stamps = {}, []
-        for count in sorted(options.cases):
+        for count in [max(options.cases)] if options.once else sorted(options.cases):
             seconds[count], stamps = self.run(way, protocol, count)
             print(f"{way} {protocol}: {count} in {seconds[count]:.2f} s", flush=True)
+        if options.once:
+            seconds = {count: stamps[count - 1] for count in sorted(options.cases)}
         gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
         with Watch(lambda: synchronise(device)) as watch:
             whole, _ = self.run(way, protocol, options.staged)
@@ -479,6 +481,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--ways", nargs="*", default=["source", "released", "default"])
     parser.add_argument("--protocols", nargs="*", default=["N-O", "N-M"])
     parser.add_argument("--cases", nargs="*", type=int, default=None, help="default 1 10 50 100; tiles: x 64")
+    parser.add_argument(
+        "--once", action="store_true", help="one run, of the most cases; the others are parts of it"
+    )
     parser.add_argument("--slices", type=int, default=24)
     parser.add_argument("--size", type=int, default=None, help="pixels a side; default 256, tiles 224")
     parser.add_argument(

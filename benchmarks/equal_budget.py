@@ -115,6 +115,7 @@ class Cell:
         setting: index in the grid of the method.
         site: id.
         seed: of the method.
+        cases: the first so many of the site; 0: all.
     """
 
     block: str
@@ -124,13 +125,13 @@ class Cell:
     setting: int
     site: str
     seed: int
+    cases: int = 0
 
     @property
     def key(self) -> str:
         """Name among the cells of a folder."""
-        return "/".join(
-            map(str, (self.block, self.scaling, self.row, self.protocol, self.setting, self.site, self.seed))
-        )
+        about = self.block, self.scaling, self.row, self.protocol, self.setting, self.site, self.seed
+        return "/".join(map(str, (*about, *((f"first {self.cases}",) if self.cases else ()))))
 
 
 # ---------------------------------------------------------------- budget and grid
@@ -187,7 +188,7 @@ def protocols_of(row: str, block: str) -> tuple[Protocol, ...]:
 def first_cells(options: argparse.Namespace, sites: Sequence[str]) -> list[Cell]:
     """Return the cells from which settings are chosen."""
     return [
-        Cell(block, scaling, row, protocol, setting, site, 1)
+        Cell(block, scaling, row, protocol, setting, site, 1, 0 if row in FIXED else options.choose_on)
         for block in options.blocks
         for scaling in options.scalings
         for row in options.rows
@@ -197,10 +198,13 @@ def first_cells(options: argparse.Namespace, sites: Sequence[str]) -> list[Cell]
     ]
 
 
-def chosen(cells: Mapping[str, dict[str, Any]], sites: Sequence[str]) -> dict[tuple[str, ...], int]:
+def chosen(
+    cells: Mapping[str, dict[str, Any]], sites: Sequence[str], cases: int = 0
+) -> dict[tuple[str, ...], int]:
     """Return the setting by (block, scaling, row, protocol, site): the best on the other sites, seed 1.
 
-    A method, block or site whose grid is not complete on all other sites has none.
+    ``cases`` says how many of each site it is chosen on; 0: all. A method, block or site whose grid is not
+    complete on all other sites has none.
     """
     found: dict[tuple[str, ...], int] = {}
     runs = {cell_of(item) for item in cells.values()}
@@ -210,7 +214,8 @@ def chosen(cells: Mapping[str, dict[str, Any]], sites: Sequence[str]) -> dict[tu
             others = [name for name in sites if name != site]
             means = []
             for setting in range(count):
-                keys = [Cell(*about, setting, name, 1).key for name in others]
+                first = 0 if about[2] in FIXED else cases
+                keys = [Cell(*about, setting, name, 1, first).key for name in others]
                 if not keys or any(key not in cells for key in keys):
                     break
                 means.append(float(np.mean([cells[key]["mean"] for key in keys])))
@@ -221,10 +226,12 @@ def chosen(cells: Mapping[str, dict[str, Any]], sites: Sequence[str]) -> dict[tu
     return found
 
 
-def final_cells(cells: Mapping[str, dict[str, Any]], sites: Sequence[str], seeds: int) -> list[Cell]:
+def final_cells(
+    cells: Mapping[str, dict[str, Any]], sites: Sequence[str], seeds: int, cases: int = 0
+) -> list[Cell]:
     """Return the cells that are reported: the chosen setting on each site, with every seed that matters."""
     result = []
-    for (block, scaling, row, protocol, site), setting in chosen(cells, sites).items():
+    for (block, scaling, row, protocol, site), setting in chosen(cells, sites, cases).items():
         count = 1 if row in FIXED or (METHODS.get(row).deterministic and block != "restart") else seeds
         result += [Cell(block, scaling, row, protocol, setting, site, seed) for seed in range(1, count + 1)]
     return result
@@ -232,7 +239,7 @@ def final_cells(cells: Mapping[str, dict[str, Any]], sites: Sequence[str], seeds
 
 def cell_of(item: Mapping[str, Any]) -> Cell:
     """Return the cell that a line of the file is of."""
-    return Cell(**{name: item[name] for name in Cell.__dataclass_fields__})
+    return Cell(**{name: item[name] for name in Cell.__dataclass_fields__ if name in item})
 
 
 # ---------------------------------------------------------------- running
@@ -300,14 +307,15 @@ class Lab:
         """Run a cell and return its line."""
         free_device_memory()
         reader, start = self.readers[cell.site], time.perf_counter()
+        refs = reader.refs[: cell.cases or None]
         params = params_of(cell, self.pipeline)
         method = make_method(cell.row, self.loaded.model, params, self.context(cell.seed))
         reset: Reset = "case" if cell.block == "restart" else "site"
         driver = Driver(method, cell.protocol, reset)
         if not driver.case_by_case:
-            driver.adapt_to_site(SiteImages(reader.refs, lambda ref: self.unit(cell.site, cell.scaling, ref)))
+            driver.adapt_to_site(SiteImages(refs, lambda ref: self.unit(cell.site, cell.scaling, ref)))
         volumes, passed = [], time.perf_counter() - start
-        for ref in reader.refs:
+        for ref in refs:
             unit, begin = self.unit(cell.site, cell.scaling, ref), time.perf_counter()
             before = self.source_dice(cell, unit)
             probs = driver.adapt_and_predict(unit.images, unit.fill)
@@ -320,7 +328,7 @@ class Lab:
                     "dice": after,
                     "dice_source": before,
                     "diverged": failed,
-                    "seconds": time.perf_counter() - begin + passed / len(reader.refs),
+                    "seconds": time.perf_counter() - begin + passed / len(refs),
                 }
             )
         slices = [item["slices"] for item in volumes]
@@ -366,7 +374,7 @@ def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:
         every = (
             first_cells(options, sites)
             if stage == "grid"
-            else final_cells(every_line(options.out), sites, SEEDS)
+            else final_cells(every_line(options.out), sites, SEEDS, options.choose_on)
         )
         mine = [cell for index, cell in enumerate(every) if index % parts == number - 1]
         done = every_line(options.out)
@@ -393,7 +401,7 @@ def minutes_of(lab: Lab, cells: Sequence[Cell]) -> float:
     """Return about how long cells take on an H200."""
     seconds = sum(
         CALL_SECONDS.get(cell.row, 1.0)
-        * len(lab.readers[cell.site].refs)
+        * len(lab.readers[cell.site].refs[: cell.cases or None])
         * (2 if cell.protocol[-1] == "M" else 1)
         for cell in cells
     )
@@ -426,9 +434,11 @@ def tidy(cells: Mapping[str, dict[str, Any]], final: Sequence[Cell]) -> Iterator
                 }
 
 
-def tables(cells: Mapping[str, dict[str, Any]], sites: Sequence[str], out: Path) -> Iterator[str]:
+def tables(
+    cells: Mapping[str, dict[str, Any]], sites: Sequence[str], out: Path, cases: int = 0
+) -> Iterator[str]:
     """Yield the tables of every block and scaling as Markdown; their rows are written beside the cells."""
-    every = [cell for cell in final_cells(cells, sites, SEEDS) if cell.key in cells]
+    every = [cell for cell in final_cells(cells, sites, SEEDS, cases) if cell.key in cells]
     for block, scaling in dict.fromkeys((cell.block, cell.scaling) for cell in every):
         final = [cell for cell in every if (cell.block, cell.scaling) == (block, scaling)]
         rows = list(tidy(cells, final))
@@ -494,6 +504,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", default="1/1", help="this share of the cells: 2/4 is the second of four")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no cell after so many")
     parser.add_argument("--limit", type=int, default=None, help="cases a site")
+    parser.add_argument("--choose-on", type=int, default=0, help="so many cases a site in the grid; 0: all")
     parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE over the pipeline")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
@@ -522,7 +533,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
     sites = options.sites
     if options.table:
-        print("\n".join(tables(every_line(options.out), sites, options.out)))
+        print("\n".join(tables(every_line(options.out), sites, options.out, options.choose_on)))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     lab = make_lab(options, sites)

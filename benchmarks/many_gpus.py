@@ -1,13 +1,16 @@
-"""Cases per second of one run on one card and on several cards of a machine, N-O, reports included.
+"""Seconds of one run on one card and on several cards of a machine: N-O per case, N-M per pass over the site.
 
 Example::
 
     python benchmarks/many_gpus.py --device cuda --jobs 1 2 --precision bfloat16 --out many_gpus.json
+    python benchmarks/many_gpus.py --device cuda --jobs 1 2 --precision bfloat16 --protocol N-M --cases 24
     python benchmarks/many_gpus.py --device cpu --quick
 
-The rate is that of the steady state: from the time at which the first few cases are done to that of the last,
-so that starting processes has no part in it. Masks of all runs are compared; on cards of one kind they are
-the same but for the rounding of atomic sums.
+The rate is that of the steady state: from the time at which the first few cases (N-M: the first pass) are
+done to that of the last, so that starting processes has no part in it. N-O: reports are included, and masks
+of all runs are compared; on cards of one kind they are the same but for the rounding of atomic sums. N-M:
+processes make the passes together, each from its share of every batch, and draw otherwise than one process
+does, so masks differ as between two seeds.
 """
 
 from __future__ import annotations
@@ -29,14 +32,16 @@ from tesla_med.io.volumes import read_mask
 from tesla_med.models.base import default_device, device_name
 from tesla_med.models.checkpoint import versions
 from tesla_med.plan import RunRequest, make_plan
+from tesla_med.types import PASSES
 
 
 def one_run(options: argparse.Namespace, work: Path, jobs: int) -> dict[str, Any]:
     """Adapt to every case with so many processes, and return the rate."""
     stamps: list[float] = []
+    counted = "cases" if options.protocol == "N-O" else PASSES
 
     def progress(stage: str, done: int, total: int) -> None:
-        if stage == "cases":
+        if stage == counted:
             stamps.extend([time.perf_counter()] * (done - len(stamps)))
 
     request = RunRequest(
@@ -45,25 +50,26 @@ def one_run(options: argparse.Namespace, work: Path, jobs: int) -> dict[str, Any
         weights=options.weights or work / "source.safetensors",
         pipeline=PIPELINES["volumes"]["default"],
         method="tesla",
-        protocol="N-O",
+        protocol=options.protocol,
         out=work / f"jobs-{jobs}",
         device=options.device,
-        reset="case",
+        reset="case" if options.protocol == "N-O" else None,
         overrides=settings(options, "default"),
     )
     start = time.perf_counter()
     result = run_plan(spread(make_plan(request), jobs), progress=progress)
-    if result.failed or len(stamps) != options.cases:
+    if result.failed or (options.protocol == "N-O" and len(stamps) != options.cases):
         raise SystemExit(
             f"{jobs} processes: {len(stamps)} of {options.cases} done, failed: {result.failed[:3]}"
         )
-    first = min(options.skip, options.cases - 1)
+    first = min(options.skip, options.cases - 1) if options.protocol == "N-O" else 1
     return {
         "jobs": jobs,
         "cases": options.cases,
         "seconds": time.perf_counter() - start,
-        "seconds_until_first_case": stamps[0] - start,
-        "steady_seconds_per_case": (stamps[-1] - stamps[first - 1]) / (options.cases - first),
+        "seconds_until_first": stamps[0] - start,
+        "steady_seconds": (stamps[-1] - stamps[first - 1]) / (len(stamps) - first),
+        "mean_dice": float(np.mean([item.mean_dice or 0.0 for item in result.results])),
     }
 
 
@@ -85,6 +91,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--protocol", choices=("N-O", "N-M"), default="N-O")
     parser.add_argument("--cases", type=int, default=52)
     parser.add_argument("--skip", type=int, default=8, help="cases before the steady state")
     parser.add_argument("--slices", type=int, default=24)
@@ -110,19 +117,23 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             save_network(work / "source.safetensors", work / "data" / "Case000.nii.gz", options)
         rows = [one_run(options, work, jobs) for jobs in options.jobs]
         for row in rows:
-            row["ratio"] = rows[0]["steady_seconds_per_case"] / row["steady_seconds_per_case"]
+            row["ratio"] = rows[0]["steady_seconds"] / row["steady_seconds"]
             row["least_dice_to_first"] = least_agreement(work, options.jobs[0], row["jobs"])
-    print("| processes | s per case, steady | ratio | s in all | s until the first case | least Dice |")
-    print("|---|---|---|---|---|---|")
+    each = "case" if options.protocol == "N-O" else "pass"
+    heads = "ratio | s in all | s until the first | mean Dice | least agreement"
+    print(f"| processes | s per {each}, steady | {heads} |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
-        figures = row["steady_seconds_per_case"], row["ratio"], row["seconds"]
-        cells = [f"{value:.2f}" for value in (*figures, row["seconds_until_first_case"])]
-        print(f"| {row['jobs']} | {' | '.join(cells)} | {row['least_dice_to_first']:.4f} |")
+        figures = row["steady_seconds"], row["ratio"], row["seconds"]
+        cells = [f"{value:.2f}" for value in (*figures, row["seconds_until_first"])]
+        cells += [f"{row['mean_dice']:.4f}", f"{row['least_dice_to_first']:.4f}"]
+        print(f"| {row['jobs']} | {' | '.join(cells)} |")
     content = {
         "command": " ".join(["python", "benchmarks/many_gpus.py", *(arguments or sys.argv[1:])]),
         "device": device_name(default_device(options.device)),
         "cards": len(cards),
         "precision": options.precision,
+        "protocol": options.protocol,
         "versions": versions(),
         "results": rows,
     }

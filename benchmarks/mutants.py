@@ -87,6 +87,7 @@ TESTS = {
     "tta/_shared/learner.py": ("tta/test_learner.py", "tta/test_tent.py", "tta/test_pl.py"),
     "tta/_mechanics/fastest.py": ("tta/test_fastest.py",),
     "tta/_mechanics/patches.py": ("tta/test_patches.py",),
+    "tta/_mechanics/ranks.py": ("tta/test_ranks.py",),
     "tta/_mechanics/parameters.py": ("tta/test_learner.py", "tta/test_bn.py", "tta/test_tesla.py"),
     "tta/_mechanics/execution.py": (
         *(

@@ -207,7 +207,7 @@ class Run:
         """Copy the network that made the results, of one unit or as it is now; return what writes it."""
         chain = self.plan.chain(self.folder, *of[:1])
         with stage("weights"):
-            return chain.copied(self.predict, path, name, self.ledger.records, *of)
+            return chain.copied(self.predict, path, name, self.ledger.seen, *of)
 
     def _finish(self) -> SiteResult:
         plan, results = self.plan, self.ledger.results(self.plan.items.names)

@@ -1,5 +1,8 @@
 """Units that do not depend on each other, done by several processes of one machine, one for each card.
 
+Passes over a site (M), after which cases do not depend on each other, are made by all processes together,
+each from its share of every batch (``tta/_mechanics/ranks.py``).
+
 The process of the run hands out the units, reads the records as they come, in the order of the run, and draws
 the reports, so that everything but the passes is where it is in a run of one process. A worker that ends
 before its units are done is told of; what is left is then done in the process of the run.
@@ -14,15 +17,17 @@ import pickle
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tesla_med.errors import ConfigError
 from tesla_med.scoring.text import counted
-from tesla_med.types import Progress, Ref
+from tesla_med.types import PASSES, Progress, Ref
 
 if TYPE_CHECKING:
     from tesla_med.plan import Plan, RunRequest
@@ -31,6 +36,8 @@ log = logging.getLogger(__name__)
 CODE = "from tesla_med.actions.spread import work; work()"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _ENDED = "ended"
+BREATH = 0.05
+"""Seconds between two looks at processes that learn together."""
 
 
 def visible_cards(device: str) -> list[str]:
@@ -56,10 +63,14 @@ def spread(plan: Plan, jobs: int | None = None) -> Plan:
         jobs: processes; None: one for each visible card, if there are several and units are independent.
 
     Raises:
-        ConfigError: several processes are asked for, and the units depend on each other.
+        ConfigError: several processes are asked for, and the units depend on each other in a way that no
+            processes can share.
     """
     cards = visible_cards(plan.request.device)
     count = min(len(cards) if jobs is None else jobs, len(plan.refs))
+    if not plan.independent and (jobs or 1) > 1 and learns_together(plan):
+        _one_card_each(count, cards)
+        return replace(plan, elsewhere=Together(plan, count, cards)) if count > 1 else plan
     if not plan.independent and (jobs or 1) > 1:
         raise ConfigError(
             f"--jobs {jobs}: every {plan.task.unit} goes on from the state of the one before (method "
@@ -71,13 +82,42 @@ def spread(plan: Plan, jobs: int | None = None) -> Plan:
     return replace(plan, elsewhere=Workers(plan, count, cards))
 
 
+def learns_together(plan: Plan) -> bool:
+    """Whether processes can make the passes of a run over its site together.
+
+    They can if the method says so and cases, not tiles, are passed over, without corrected masks, by a model
+    of this project's own form.
+    """
+    from tesla_med.models.loading import foreign_form
+    from tesla_med.tta.base import METHODS
+
+    passes = plan.protocol.endswith("M") and not plan.independent and METHODS.get(plan.method).by_ranks
+    return passes and plan.task.joins and not (plan.task.corrections or foreign_form(plan.weights))
+
+
+def _one_card_each(count: int, cards: Sequence[str]) -> None:
+    if cards and count > len(cards):
+        raise ConfigError(
+            f"--jobs {count}: processes that learn together need a card each, and {len(cards)} are visible"
+        )
+
+
 @dataclass(frozen=True)
 class Order:
-    """What a worker is asked to do: of the units of a run those with these names, in this order."""
+    """What a worker is asked to do: of the units of a run those with these names, in this order.
+
+    Attributes:
+        meeting: where processes that make the passes over the site together meet; None: there are no passes.
+        rank: of the worker among them.
+        count: of workers.
+    """
 
     request: RunRequest
     out: Path
     names: tuple[str, ...]
+    meeting: Path | None = None
+    rank: int = 0
+    count: int = 1
 
 
 class Workers:
@@ -109,7 +149,7 @@ class Workers:
         workers = [self._start(number, count, refs[number::count]) for number in range(count)]
         try:
             for position, ref in enumerate(refs):
-                steps = workers[position % count].next()
+                steps = workers[position % count].next(progress)
                 if steps is None:
                     continue
                 yield ref, steps
@@ -119,15 +159,56 @@ class Workers:
             for worker in workers:
                 worker.end()
 
-    def _start(self, number: int, count: int, refs: Sequence[Ref]) -> _Worker:
+    def _start(self, number: int, count: int, refs: Sequence[Ref], meeting: Path | None = None) -> _Worker:
         request = replace(self._plan.request, lock=False)
         environment = dict(os.environ)
         environment.setdefault(THREADS_VARIABLE, str(max(1, (os.cpu_count() or 1) // count)))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self._cards:
             environment["CUDA_VISIBLE_DEVICES"] = self._cards[number % len(self._cards)]
+        if meeting is not None:  # all are on this machine
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environment.setdefault(variable, "lo")
         names = tuple(ref.name for ref in refs)
-        return _Worker(number, Order(request, self._plan.out, names), self._plan.task.unit, environment)
+        order = Order(request, self._plan.out, names, meeting, number, count)
+        return _Worker(number, order, self._plan.task.unit, environment)
+
+
+class Together(Workers):
+    """Processes that pass over the site together; units are yielded when all of them are done.
+
+    If a worker is lost none is yielded, and the process of the run does everything: masks of one run come
+    from one model.
+    """
+
+    def __call__(
+        self, refs: Sequence[Ref], progress: Progress = lambda *_: None
+    ) -> Iterator[tuple[Ref, list[Any]]]:
+        """Yield every unit with its steps, or none."""
+        count = min(self._count, len(refs))
+        if count <= 1:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = Path(folder) / "meeting"
+            workers = [self._start(number, count, refs[number::count], meeting) for number in range(count)]
+            found: list[tuple[Ref, list[Any]]] = []
+            try:
+                for position, ref in enumerate(refs):
+                    worker = workers[position % count]
+                    while worker.silent and not any(item.broken for item in workers):
+                        time.sleep(BREATH)
+                    others = [item for item in workers if item.broken]  # whoever is left waits for them
+                    steps = None if others else worker.next(progress)
+                    if steps is None:
+                        for item in others:
+                            item.report_loss()
+                        return
+                    found.append((ref, steps))
+                    progress(f"{self._plan.task.item}s", len(found), len(refs))
+            finally:
+                for worker in workers:
+                    worker.end()
+        yield from found
 
 
 class _Worker:
@@ -157,19 +238,40 @@ class _Worker:
             self._said.put(json.loads(line))
         self._said.put({_ENDED: self._process.wait()})
 
-    def next(self) -> list[Any] | None:
+    def next(self, progress: Progress) -> list[Any] | None:
         """Return the steps of the next unit when it is done; None where the process has ended before."""
         if self._lost:
             return None
-        said = self._said.get()
+        while "progress" in (said := self._said.get()):
+            progress(*said["progress"])
         if "steps" in said:
             self._left -= 1
             return [tuple(step) for step in said["steps"]]
+        self._mourn(said)
+        return None
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing that the process said is left to be read."""
+        return not self._lost and self._said.empty()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the process ended, and not because it was done."""
+        return self._process.poll() not in (None, 0)
+
+    def report_loss(self) -> None:
+        """Tell of a process that is broken."""
+        said = self._said.get()
+        while "error" not in said and _ENDED not in said:
+            said = self._said.get()
+        self._mourn(said)
+
+    def _mourn(self, said: dict[str, Any]) -> None:
         self._lost = True
         why = said.get("error") or f"exit code {said.get(_ENDED)}"
         left = counted(self._left, self._unit)
         log.warning("worker %d ended (%s); its %s are done in this process", self.number + 1, why, left)
-        return None
 
     def end(self) -> None:
         """End the process, whatever it is doing."""
@@ -201,7 +303,7 @@ def work() -> None:
         saying.flush()
 
     try:
-        _do(order, lambda steps: say(steps=steps))
+        _do(order, say)
     except Exception as error:
         log.debug("worker", exc_info=error)
         say(error=f"{type(error).__name__}: {error}")
@@ -214,24 +316,40 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _do(order: Order, say: Callable[[list[Any]], None]) -> None:
+def _do(order: Order, say: Callable[..., None]) -> None:
     import torch
 
     from tesla_med.adapt import Run
     from tesla_med.plan import make_plan
     from tesla_med.reports.base import Reports, Step
     from tesla_med.runs.folder import RunFolder
+    from tesla_med.tta._mechanics import ranks
     from tesla_med.types import CaseView
 
     class Steps(Reports):
         """Says the steps of every unit that is done, and draws nothing."""
 
+        earlier_steps: ClassVar[list[Step]] = []
+
+        def steps(self, steps: Sequence[Step]) -> None:
+            if order.rank == 0:  # of a pass over the site; those of one process are told
+                self.earlier_steps.extend(steps)
+
         def unit(self, records: Sequence[Any], view: CaseView | None, steps: Sequence[Step] = ()) -> None:
-            say([[number, dict(scalars)] for number, scalars in steps])
+            say(steps=[[number, dict(scalars)] for number, scalars in (*self.earlier_steps, *steps)])
+            self.earlier_steps.clear()
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if order.meeting is not None and order.rank == 0 and stage == PASSES:
+            say(progress=[stage, done, total])
 
     torch.set_num_threads(int(os.environ[THREADS_VARIABLE]))
     logging.getLogger("tesla_med").setLevel(logging.ERROR)  # the process of the run tells of the records
     plan = make_plan(order.request)
     by_name = {ref.name: ref for ref in plan.refs}
-    run = Run(plan, RunFolder(order.out), lambda *_: None, Steps())
+    if order.meeting is not None:
+        ranks.join(order.rank, order.count, order.meeting, plan.device)
+    run = Run(plan, RunFolder(order.out), tell, Steps())
+    run.ledger.alone = order.meeting is None
     run.work([by_name[name] for name in order.names])
+    ranks.leave()

@@ -17,8 +17,9 @@ from tesla_med.engine.steadiness import Restarts, choose_share
 from tesla_med.engine.supervision import Supervision
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
+from tesla_med.tta._mechanics.ranks import all_agree, joined, share_of
 from tesla_med.tta.base import Scalars, TTAMethod, fetch
-from tesla_med.types import UPDATES_OF, Progress
+from tesla_med.types import PASSES, UPDATES_OF, Progress
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -104,10 +105,10 @@ class Driver:
                     yield from self.method.batches(unit)
 
         def batches() -> Iterator[Tensor]:
-            return (self._weighed(batch, images.channels) for batch in cut())
+            return (self._weighed(share_of(batch), images.channels) for batch in cut())
 
         for epoch in range(start, params.epochs if self.finite else start):
-            progress("passes over the site", epoch, params.epochs)
+            progress(PASSES, epoch, params.epochs)
             self.begin(f"pass {epoch + 1}", progress)
             try:
                 with stage("adapt"):
@@ -122,7 +123,7 @@ class Driver:
             if not self.finite:
                 break
         self.method.pixel_weight = None
-        progress("passes over the site", params.epochs, params.epochs)
+        progress(PASSES, params.epochs, params.epochs)
 
     def _one_pass(self, epoch: int, batches: Callable[[], Iterator[Tensor]]) -> bool:
         """Do one pass over the site, with less memory if it must; return whether losses were finite."""
@@ -133,11 +134,13 @@ class Driver:
 
         most = self.method.params.batch_slices or 1
         finite = False
-        for attempt in attempts((self.method,), restore, most, least=self.least, noun=self.noun):
+        least = self.least if joined() == 1 else most  # processes that learn together do the same
+        for attempt in attempts((self.method,), restore, most, least=least, noun=self.noun):
             with attempt:
                 self.method.start_epoch(epoch, batches())
                 self._done = 0
                 finite = self._note([self._adapt(batch) for batch in batches()])
+                finite = all_agree(finite, self.method.context.device)
         self._updates = self._done  # of the next pass, too
         return finite
 

@@ -49,7 +49,7 @@ class Plane:
 
     def cut(self, array: npt.NDArray[Any], index: int) -> npt.NDArray[Any]:
         """Return slice ``index`` of an (I, J, K) array as (rows, columns) of the screen."""
-        kept = np.take(array, index, axis=self.axis)
+        kept = np.moveaxis(array, self.axis, 0)[index]  # a view: np.take copies what is not in C's order
         plane: npt.NDArray[Any] = kept if self.rows < self.columns else kept.T
         return plane[:: -1 if self.flip_rows else 1, :: -1 if self.flip_columns else 1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class Ledger:
     Attributes:
         records: of each unit that is done, by its name, in the order in which they were done.
         passes: passes over the site that are done.
-        whole: everything was done before: nothing is adapted, nothing saved.
+        whole: everything was done before, or elsewhere: nothing is adapted, nothing saved.
+        alone: no other process adapts to the same site, from which a state would be of no use.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Ledger:
         self.independent, self.keep_every = independent, keep_every
         self.records: dict[str, list[Any]] = {}
         self.passes = 0
-        self.whole = False
+        self.whole, self.alone = False, True
         self._steps = 0.0
         self._saved_at = time.monotonic()
 
@@ -77,12 +78,18 @@ class Ledger:
                 told += 1
             self.records[ref.name] = kept[0]
             yield ref, kept[0]
+        self.whole |= elsewhere is not None and not self.independent and not self.todo
 
     @property
     def earlier(self) -> Earlier:
         """What of an earlier attempt stays."""
         items = frozenset(item.case for records in self.records.values() for item in records)
         return Earlier(items, None if self.independent else math.inf if self.whole else self._steps)
+
+    @property
+    def seen(self) -> Iterable[str]:
+        """The units that the weights were adapted to, by the time at which they are written."""
+        return self.records if self.alone else [ref.name for ref in self.refs]
 
     @property
     def items_done(self) -> int:
@@ -131,7 +138,11 @@ class Ledger:
             changed: the method is not what it was last time; else its generators alone are kept.
             now: whenever the last time was.
         """
-        if self.independent or not (now or time.monotonic() - self._saved_at >= self.keep_every):
+        if (
+            self.independent
+            or not self.alone
+            or not (now or time.monotonic() - self._saved_at >= self.keep_every)
+        ):
             return None
         self._saved_at = time.monotonic()
         content = dict(state())

@@ -77,6 +77,8 @@ class TTAMethod(Execution, ABC):
     """Whether plain prediction with the deployed network repeats the method's own."""
     binary_regions: ClassVar[bool] = False
     """Whether overlapping regions are learned each by itself, not as classes that exclude each other."""
+    by_ranks: ClassVar[bool] = False
+    """Whether several processes can learn from one site together; see ``_mechanics/ranks.py``."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:

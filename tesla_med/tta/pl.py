@@ -40,6 +40,7 @@ class PL(Learner):
     summary = "trains the network on its own most likely classes by cross-entropy"
     citation = "Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML-W 2013"
     binary_regions = True
+    by_ranks = True
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = PLParams

@@ -30,6 +30,7 @@ class Tent(Learner):
     summary = "minimises the entropy of the predictions by updating the scale and shift of norm layers"
     citation = "Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021"
     binary_regions = True
+    by_ranks = True
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = TentParams

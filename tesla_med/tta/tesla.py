@@ -38,6 +38,7 @@ from tesla_med.models.normalisation import (
     running_statistics,
 )
 from tesla_med.tta._mechanics.parameters import choose, clip_each, relative_size
+from tesla_med.tta._mechanics.ranks import share_gradients
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
 from tesla_med.tta._shared.passes import NetworkPass, Output
@@ -139,6 +140,7 @@ class TeSLA(AugmentedMethod):
     citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
     binary_regions = True
+    by_ranks = True
     needs_features: ClassVar[bool] = False
     """Whether :meth:`added_loss` looks at the student's features."""
     Params = TeSLAParams
@@ -235,6 +237,7 @@ class TeSLA(AugmentedMethod):
         if p.distillation_weight > 0:
             distilled = self._distil(images, pseudo_labels)
             (p.distillation_weight * distilled).backward()  # type: ignore[no-untyped-call]
+        share_gradients(self.student.parameters())
         if p.clip_norm is not None:
             clip_each(self.student, p.clip_norm)
         self.optimizer.step()

@@ -26,9 +26,9 @@ def volumes(tmp_path_factory):
     return folder
 
 
-def plan_of(volumes, out, *, reset="case", method="tesla", **more):
+def plan_of(volumes, out, *, reset="case", method="tesla", more=(), **about):
     weights = small.train_weights(out)
-    texts = (*small.SMALL, *small.FEW, "reports=[table,tensorboard]", "guard.enabled=true")
+    texts = (*small.SMALL, *small.FEW, "reports=[table,tensorboard]", "guard.enabled=true", *more)
     return make_plan(
         RunRequest(
             small.site(),
@@ -39,7 +39,7 @@ def plan_of(volumes, out, *, reset="case", method="tesla", **more):
             device="cpu",
             reset=reset,
             overrides=texts,
-            **more,
+            **about,
         )
     )
 
@@ -129,7 +129,7 @@ def test_cards_are_handed_out_in_turn(volumes, tmp_path, monkeypatch):
         def __init__(self, number, order, unit, environment):
             seen.append((number, order.names, environment["CUDA_VISIBLE_DEVICES"], order.request.lock))
 
-        def next(self):
+        def next(self, progress):
             return None
 
         def end(self):
@@ -142,3 +142,80 @@ def test_cards_are_handed_out_in_turn(volumes, tmp_path, monkeypatch):
     assert list(workers(plan.refs)) == []
     names = [f"Case{number:02d}" for number in range(CASES)]
     assert seen == [(0, tuple(names[::2]), "5", False), (1, tuple(names[1::2]), "7", False), "end", "end"]
+
+
+# ---------------------------------------------------------------- processes that learn together
+
+
+def passes_of(volumes, out, jobs, *more, method="tesla"):
+    """Run several passes over the site by so many processes; return what was told, and the run."""
+    out.mkdir()
+    told = []
+    plan = plan_of(volumes, out, reset="site", method=method, protocol="N-M", more=more)
+    plan = spread(plan, jobs) if jobs > 1 else plan
+    return told, run_plan(plan, progress=lambda *about: told.append(about))
+
+
+def saved(result):
+    from safetensors.torch import load_file
+
+    return load_file(result.out / "checkpoints/adapted.safetensors")
+
+
+@pytest.mark.slow
+def test_two_processes_learn_together_what_one_learns(volumes, tmp_path, caplog):
+    """TENT draws nothing, and each batch of two is shared by the two."""
+    given = ("guard.enabled=false", "protocols.N-M.tent.batch_slices=2")
+    _, one = passes_of(volumes, tmp_path / "one", 1, *given, method="tent")
+    told, two = passes_of(volumes, tmp_path / "two", 2, *given, method="tent")
+    assert not caplog.records
+    ours, theirs = saved(two), saved(one)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert ours[key].numpy() == pytest.approx(value.numpy(), rel=1e-3, abs=1e-5), key
+    assert [item.case for item in two.results] == [item.case for item in one.results]
+    for after, before in zip(two.results, one.results, strict=True):
+        assert after.mean_dice == pytest.approx(before.mean_dice, abs=0.02)
+    names = [json.loads((item.out / "checkpoints/adapted.json").read_text()) for item in (one, two)]
+    assert names[0]["extra"]["cases_seen"] == names[1]["extra"]["cases_seen"]
+    epochs = [item[1:] for item in told if item[0] == "passes over the site"]
+    assert list(dict.fromkeys(epochs)) == [(number, epochs[-1][1]) for number in range(epochs[-1][1] + 1)]
+    assert len(scalars(two.out)) == len(scalars(one.out)) > 0
+    assert [len(item) for item in scalars(two.out).values()] == [len(i) for i in scalars(one.out).values()]
+
+
+@pytest.mark.slow
+def test_without_one_of_them_a_single_model_makes_every_mask(volumes, tmp_path, caplog, monkeypatch):
+    import tesla_med.actions.spread as module
+
+    _, one = passes_of(volumes, tmp_path / "one", 1)
+    monkeypatch.setattr(module, "CODE", f"{LOSE_THE_SECOND}\n{module.CODE}")
+    _, two = passes_of(volumes, tmp_path / "two", 2)
+    assert "worker 2 ended" in caplog.text
+    assert small.masks(two.out) == small.masks(one.out)
+
+
+LOSE_THE_SECOND = """
+import os, tesla_med.actions.spread as spread
+before = spread._do
+def lose(order, say):
+    os._exit(7) if order.rank == 1 else before(order, say)
+spread._do = lose
+"""
+
+
+@pytest.mark.parametrize("method", ["shot", "cotta", "adacontrast"])
+def test_what_cannot_be_learned_together_is_refused(volumes, tmp_path, method):
+    plan = plan_of(volumes, tmp_path, reset="site", method=method, protocol="N-M")
+    with pytest.raises(ConfigError, match="one process must do them all"):
+        spread(plan, 2)
+
+
+def test_processes_that_learn_together_need_a_card_each(volumes, tmp_path, monkeypatch):
+    import tesla_med.actions.spread as module
+
+    plan = plan_of(volumes, tmp_path, reset="site", protocol="N-M")
+    monkeypatch.setattr(module, "visible_cards", lambda device: ["0", "1"])
+    assert spread(plan, 2).elsewhere is not None
+    with pytest.raises(ConfigError, match="need a card each, and 2 are visible"):
+        spread(plan, 3)

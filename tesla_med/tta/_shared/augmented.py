@@ -21,6 +21,7 @@ from tesla_med.augment.policy import AdversarialPolicy, View
 from tesla_med.augment.static import Augmentation, AutoAugment, RandAugment, StaticPolicy
 from tesla_med.config.models import Section
 from tesla_med.models.base import Network
+from tesla_med.tta._mechanics.ranks import share_gradients
 from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta._shared.teacher import Flip, average_over_views
 from tesla_med.tta.base import TTAMethod
@@ -188,6 +189,7 @@ class AugmentedMethod(TTAMethod):
         objective = certainty + self.params.severity_weight * strength
         self.policy_optimizer.zero_grad(set_to_none=True)
         self.policy.surrogate(objective, draw).backward()  # type: ignore[no-untyped-call]
+        share_gradients((self.policy.logits, self.policy.raw_magnitudes))
         self.policy_optimizer.step()
         self.policy.prefetch()
         mean: Tensor = objective.detach().mean()

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from tesla_med.tta._mechanics.ranks import share_gradients
 from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta.base import MethodParams, Scalars, TTAMethod
 
@@ -88,6 +89,7 @@ class Learner(TTAMethod):
         self.optimizer.zero_grad(set_to_none=True)
         loss, scalars = self.objective(self.to_device(images))
         loss.backward()  # type: ignore[no-untyped-call]
+        share_gradients(self.model.parameters())
         self.optimizer.step()
         self.steps += 1
         return scalars

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import Statistics, batch_statistics, mixed_with
 from tesla_med.tta._mechanics.graphs import Graph, GraphPool
+from tesla_med.tta._mechanics.ranks import together
 from tesla_med.tta._shared.features import head_features
 
 Logits = Callable[[nn.Module, Tensor], Tensor]
@@ -96,6 +97,7 @@ class NetworkPass:
         compute = self._logits()
         assert compute is not None  # noqa: S101 - the method that owns this pass is at work
         with batch_statistics(self.network, momentum=self.momentum), ExitStack() as stack:
+            stack.enter_context(together(self.network))
             means = stack.enter_context(activations(self.network, self._tap)) if self._tap else []
             found = stack.enter_context(head_features(self.network)) if self._features else []
             if self._mixture is not None:

@@ -1,0 +1,160 @@
+"""Processes that learn from one site together, each from its share of every batch.
+
+What they compute is what one process computes from whole batches, but for rounding and for draws that are
+made for each image: batch norms use the statistics of all shares, gradients are means over all shares, and
+draws are the same in every process, so that networks, teacher and policy stay equal in all of them. A method
+that is run by a single process, as nearly all are, never notices this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from tesla_med.models.base import norm_layers
+
+PATIENCE = timedelta(minutes=10)
+"""How long a process waits for the others before it gives up."""
+
+
+def join(rank: int, count: int, meeting: Path, device: torch.device) -> None:
+    """Meet the other processes; all learn together from now on.
+
+    Args:
+        rank: of this process, from 0.
+        count: of processes.
+        meeting: a file that does not exist yet, the same for all, on a disk that all see.
+        device: that this process computes on.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+
+
+def leave() -> None:
+    """Learn alone from now on."""
+    if joined() > 1:
+        distributed.destroy_process_group()
+
+
+def joined() -> int:
+    """Return how many processes learn together; 1: this one alone."""
+    usable = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if usable else 1
+
+
+def share_of(batch: Tensor) -> Tensor:
+    """Return the part of a batch (N, ...) that this process learns from, as long in every process.
+
+    Where N cannot be divided, the first images come twice, so that no image is left out.
+    """
+    count = joined()
+    if count == 1:
+        return batch
+    rows = torch.arange(distributed.get_rank(), -(-len(batch) // count) * count, count) % len(batch)
+    return batch[rows.to(batch.device, non_blocking=True)]
+
+
+@torch.no_grad()
+def share_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace gradients by their means over all processes."""
+    count = joined()
+    if count == 1:
+        return
+    gradients = [item.grad for item in parameters if item.grad is not None]
+    flat = torch.cat([item.flatten() for item in gradients])
+    distributed.all_reduce(flat)
+    parts = torch.split(flat / count, [item.numel() for item in gradients])
+    torch._foreach_copy_(gradients, [part.view_as(item) for part, item in zip(parts, gradients, strict=True)])
+
+
+def all_agree(yes: bool, device: torch.device) -> bool:
+    """Return whether something holds in every process."""
+    if joined() == 1:
+        return yes
+    doubts = torch.tensor(float(not yes), device=device)
+    distributed.all_reduce(doubts)
+    return doubts.item() == 0
+
+
+# ---------------------------------------------------------------- batch norm
+
+
+@contextmanager
+def together(model: nn.Module) -> Iterator[None]:
+    """Let batch norms that use the statistics of a batch use those of all shares of it inside the block."""
+    if joined() == 1:
+        yield
+        return
+    layers = [layer for layer in norm_layers(model) if layer.training]
+    for layer in layers:
+        layer.forward = partial(_normalised, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _normalised(layer: Any, features: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Normalise ``features + shift`` (N, C, ...) by the statistics of all shares, and move running ones."""
+    momentum = 0.1 if layer.momentum is None else layer.momentum
+    normalise: Callable[..., Tensor] = _on_cuda if features.is_cuda else _on_cpu
+    output = normalise(layer, features, momentum)
+    if shift is None:
+        return output
+    if momentum and layer.running_mean is not None:
+        layer.running_mean.data.add_(shift.detach(), alpha=momentum)
+    # Batch statistics leave a bias no say, so its gradient is zero; it is there all the same.
+    grown = torch.is_grad_enabled() and shift.requires_grad
+    return output + (0.0 * shift).view(1, -1, *[1] * (output.dim() - 2)).to(output) if grown else output
+
+
+def _on_cuda(layer: Any, features: Tensor, momentum: float) -> Tensor:
+    from torch.nn.modules._functions import SyncBatchNorm
+
+    kept = [None if item is None else item.data for item in (layer.running_mean, layer.running_var)]
+    about = layer.weight, layer.bias, *kept, layer.eps, momentum, distributed.group.WORLD, joined()
+    output: Tensor = SyncBatchNorm.apply(features, *about)
+    return output
+
+
+def _on_cpu(layer: Any, features: Tensor, momentum: float) -> Tensor:
+    axes, shape = [0, *range(2, features.dim())], (1, -1, *[1] * (features.dim() - 2))
+    count = joined() * features.numel() // features.shape[1]
+    values = features.double()
+    sums: Tensor = _Sum.apply(torch.stack([values.sum(axes), values.square().sum(axes)]))
+    mean, square = sums[0] / count, sums[1] / count
+    variance = square - mean.square()
+    if momentum and layer.running_mean is not None:
+        with torch.no_grad():
+            layer.running_mean.data.lerp_(mean.to(layer.running_mean), momentum)
+            unbiased = variance * (count / max(count - 1, 1))
+            layer.running_var.data.lerp_(unbiased.to(layer.running_var), momentum)
+    output: Tensor = (values - mean.view(shape)) / (variance + layer.eps).sqrt().view(shape)
+    if layer.weight is not None:
+        output = output * layer.weight.view(shape) + layer.bias.view(shape)
+    return output.to(features)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all processes; so is its gradient, since each process's loss depends on it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        distributed.all_reduce(total)
+        return total
