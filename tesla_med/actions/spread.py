@@ -169,6 +169,7 @@ class Workers:
         if meeting is not None:  # all are on this machine
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environment.setdefault(variable, "lo")
+            environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as CUDA graphs need it
         names = tuple(ref.name for ref in refs)
         order = Order(request, self._plan.out, names, meeting, number, count)
         return _Worker(number, order, self._plan.task.unit, environment)

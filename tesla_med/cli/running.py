@@ -105,8 +105,8 @@ def adapt(
         int | None,
         typer.Option(
             min=1,
-            help="Processes that share the cases, where these do not depend on each other. "
-            "Default: one per visible GPU.",
+            help="Processes that share the cases, where these do not depend on each other, or the passes "
+            "over a site. Default: one per visible GPU for cases, one for passes.",
         ),
     ] = None,
     dry_run: Annotated[

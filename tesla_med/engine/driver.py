@@ -140,7 +140,7 @@ class Driver:
                 self.method.start_epoch(epoch, batches())
                 self._done = 0
                 finite = self._note([self._adapt(batch) for batch in batches()])
-                finite = all_agree(finite, self.method.context.device)
+                finite = all_agree(finite)
         self._updates = self._done  # of the next pass, too
         return finite
 

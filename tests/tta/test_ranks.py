@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 ranks.join(rank, 2, folder / "meeting", torch.device("cpu"))
 found = {"joined": ranks.joined()}
 found["share"] = ranks.share_of(torch.arange(5))
-found["agree"] = [ranks.all_agree(yes, torch.device("cpu")) for yes in (True, rank == 0, False)]
+found["agree"] = [ranks.all_agree(yes) for yes in (True, rank == 0, False)]
 for name, given in torch.load(folder / "given.pt", weights_only=False).items():
     model, images = given
     ours = ranks.share_of(images).requires_grad_()
@@ -94,8 +94,8 @@ def test_alone_nothing_changes():
     batch, model = torch.rand(3, 2), nn.BatchNorm2d(2).train()
     assert ranks.joined() == 1
     assert ranks.share_of(batch) is batch
-    assert ranks.all_agree(True, batch.device) is True
-    assert ranks.all_agree(False, batch.device) is False
+    assert ranks.all_agree(True) is True
+    assert ranks.all_agree(False) is False
     with ranks.together(model):
         assert "forward" not in vars(model)
     ranks.share_gradients([nn.Parameter(batch)])

@@ -75,10 +75,11 @@ def share_gradients(parameters: Iterable[Tensor]) -> None:
     torch._foreach_copy_(gradients, [part.view_as(item) for part, item in zip(parts, gradients, strict=True)])
 
 
-def all_agree(yes: bool, device: torch.device) -> bool:
+def all_agree(yes: bool) -> bool:
     """Return whether something holds in every process."""
     if joined() == 1:
         return yes
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     doubts = torch.tensor(float(not yes), device=device)
     distributed.all_reduce(doubts)
     return doubts.item() == 0
