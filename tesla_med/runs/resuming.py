@@ -67,6 +67,8 @@ class Ledger:
             on_step: called with the updates of such a unit, numbered over the whole run.
             progress: called as such units are done.
         """
+        begun = not self.independent and (self.passes > 0 or bool(self.records))
+        elsewhere = None if begun else elsewhere  # which would begin anew, where this run goes on
         yield from self.done_before
         told = 0
         for ref, steps in () if elsewhere is None else elsewhere(self.todo, progress):

@@ -219,3 +219,17 @@ def test_processes_that_learn_together_need_a_card_each(volumes, tmp_path, monke
     assert spread(plan, 2).elsewhere is not None
     with pytest.raises(ConfigError, match="need a card each, and 2 are visible"):
         spread(plan, 3)
+
+
+def test_a_run_that_goes_on_is_not_begun_anew_by_others(volumes, tmp_path):
+    plan = plan_of(volumes, tmp_path, reset="site", protocol="N-M")
+
+    def never(refs, progress):
+        raise AssertionError("asked")
+
+    ledger = plan.ledger(None, independent=False)
+    ledger.passes = 1
+    assert list(ledger.taken(never, print)) == []
+    assert not ledger.whole
+    with pytest.raises(AssertionError, match="asked"):
+        list(plan.ledger(None, independent=False).taken(never, print))
