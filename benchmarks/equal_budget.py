@@ -376,6 +376,7 @@ def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:
             if stage == "grid"
             else final_cells(every_line(options.out), sites, SEEDS, options.choose_on)
         )
+        every = [cell for cell in every if cell.row in options.rows]
         mine = [cell for index, cell in enumerate(every) if index % parts == number - 1]
         done = every_line(options.out)
         todo = [cell for cell in mine if cell.key not in done and usable(lab, cell)]
