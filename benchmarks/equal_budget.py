@@ -440,6 +440,7 @@ def tables(
 ) -> Iterator[str]:
     """Yield the tables of every block and scaling as Markdown; their rows are written beside the cells."""
     every = [cell for cell in final_cells(cells, sites, SEEDS, cases) if cell.key in cells]
+    every.sort(key=lambda cell: (ROWS.index(cell.row), cell.protocol, sites.index(cell.site), cell.seed))
     for block, scaling in dict.fromkeys((cell.block, cell.scaling) for cell in every):
         final = [cell for cell in every if (cell.block, cell.scaling) == (block, scaling)]
         rows = list(tidy(cells, final))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -301,6 +302,12 @@ class CaseView:
     spacing: tuple[float, float, float]
     ignored: BoolArray | None = None
     entropy: npt.NDArray[np.float32] | None = None
+
+    @cached_property
+    def foreground(self) -> BoolArray:
+        """Where any of the masks is not background, (I, J, K)."""
+        union: BoolArray = (self.mask != 0) | (self.source_mask != 0)
+        return union if self.reference is None else union | (self.reference != 0)
 
 
 class Record(BaseModel):

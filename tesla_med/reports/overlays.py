@@ -79,7 +79,7 @@ def display_window(view: CaseView) -> tuple[float, float]:
 
     Bright parts far from the structure, such as near a coil, would leave the structure dark.
     """
-    union = foreground(view)
+    union = view.foreground
     box = bounding_box(union if union.any() else np.ones_like(union))
     margins = [(part.stop - part.start) // 2 + 1 for part in box]
     around = tuple(
@@ -97,7 +97,7 @@ def choose_slices(view: CaseView, axis: int, number: int) -> list[int]:
 
     Without any foreground it is the middle slice.
     """
-    union = foreground(view)
+    union = view.foreground
     areas = union.sum(axis=tuple(other for other in range(3) if other != axis))
     filled = np.flatnonzero(areas)
     if not filled.size:
@@ -108,12 +108,6 @@ def choose_slices(view: CaseView, axis: int, number: int) -> list[int]:
         if len(chosen) < number and all(abs(index - other) >= apart for other in chosen):
             chosen.append(int(index))
     return sorted(chosen)
-
-
-def foreground(view: CaseView) -> npt.NDArray[np.bool_]:
-    """Return where any of the masks of ``view`` is not background."""
-    union: npt.NDArray[np.bool_] = (view.mask != 0) | (view.source_mask != 0)
-    return union if view.reference is None else union | (view.reference != 0)
 
 
 def panels(view: CaseView) -> dict[str, IntArray]:
@@ -184,7 +178,7 @@ def to_array(figure: Any) -> npt.NDArray[np.float32]:
 def crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
     """Return first and last + 1 row and column of a square in mm about the foreground."""
     shape = view.image.shape
-    union = foreground(view)
+    union = view.foreground
     box = bounding_box(union if union.any() else np.ones_like(union))
     ends = []
     steps = view.spacing[plane.rows], view.spacing[plane.columns]

@@ -386,7 +386,7 @@ def test_slices_with_most_foreground_are_chosen_in_order(tmp_path):
     chosen = overlays.choose_slices(view, 2, 3)
     assert chosen == sorted(chosen)
     assert len(chosen) == 3
-    areas = overlays.foreground(view).sum(axis=(0, 1))
+    areas = view.foreground.sum(axis=(0, 1))
     assert int(np.argmax(areas)) in chosen
     assert all(areas[index] for index in chosen)
     assert len(overlays.choose_slices(view, 2, 99)) == np.count_nonzero(areas)
