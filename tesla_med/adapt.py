@@ -158,7 +158,7 @@ class Run:
                 self.driver.begin(loaded.ref.name, self.tell)
                 next(unit := self._do(loaded))
                 behind(unit)
-        if not self.plan.independent and not ledger.whole and ledger.used - {"source", "corrected"}:
+        if ledger.weights_due:
             self._weights(self.folder.checkpoint("adapted"), "adapted")()
 
     def _pass_done(self, passes: int) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import pickle
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tesla_med.errors import ConfigError
+from tesla_med.runs.folder import RunFolder
 from tesla_med.scoring.text import counted
 from tesla_med.types import PASSES, Progress, Ref
 
@@ -68,8 +70,12 @@ def spread(plan: Plan, jobs: int | None = None) -> Plan:
     """
     cards = visible_cards(plan.request.device)
     count = min(len(cards) if jobs is None else jobs, len(plan.refs))
-    if not plan.independent and (jobs or 1) > 1 and learns_together(plan):
-        _one_card_each(count, cards)
+    if (jobs or 1) > 1 and learns_together(plan):
+        if plan.device.type != "cpu" and count > len(cards):
+            raise ConfigError(
+                f"--jobs {count}: processes that learn together need a card each, and {len(cards)} of device "
+                f"{plan.request.device} may be used; choose fewer, or --device cuda"
+            )
         return replace(plan, elsewhere=Together(plan, count, cards)) if count > 1 else plan
     if not plan.independent and (jobs or 1) > 1:
         raise ConfigError(
@@ -86,20 +92,16 @@ def learns_together(plan: Plan) -> bool:
     """Whether processes can make the passes of a run over its site together.
 
     They can if the method says so and cases, not tiles, are passed over, without corrected masks, by a model
-    of this project's own form.
+    of this project's own form that learns from whole images in a given precision.
     """
     from tesla_med.models.loading import foreign_form
     from tesla_med.tta.base import METHODS
 
-    passes = plan.protocol.endswith("M") and not plan.independent and METHODS.get(plan.method).by_ranks
-    return passes and plan.task.joins and not (plan.task.corrections or foreign_form(plan.weights))
-
-
-def _one_card_each(count: int, cards: Sequence[str]) -> None:
-    if cards and count > len(cards):
-        raise ConfigError(
-            f"--jobs {count}: processes that learn together need a card each, and {len(cards)} are visible"
-        )
+    if not plan.protocol.endswith("M") or plan.independent:
+        return False
+    usual = plan.task.joins and not plan.task.corrections and plan.pipeline.precision != "auto"
+    own = foreign_form(plan.weights) is None and plan.model.patch is None
+    return usual and own and METHODS.get(plan.method).joins(plan.params(plan.method))
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Workers:
         workers = [self._start(number, count, refs[number::count]) for number in range(count)]
         try:
             for position, ref in enumerate(refs):
-                steps = workers[position % count].next(progress)
+                steps = workers[position % count].next()
                 if steps is None:
                     continue
                 yield ref, steps
@@ -166,10 +168,11 @@ class Workers:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self._cards:
             environment["CUDA_VISIBLE_DEVICES"] = self._cards[number % len(self._cards)]
-        if meeting is not None:  # all are on this machine
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environment.setdefault(variable, "lo")
+        if meeting is not None:
             environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as CUDA graphs need it
+            if "lo" in (name for _, name in socket.if_nameindex()):  # all are on this machine
+                environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+                environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         names = tuple(ref.name for ref in refs)
         order = Order(request, self._plan.out, names, meeting, number, count)
         return _Worker(number, order, self._plan.task.unit, environment)
@@ -178,8 +181,8 @@ class Workers:
 class Together(Workers):
     """Processes that pass over the site together; units are yielded when all of them are done.
 
-    If a worker is lost none is yielded, and the process of the run does everything: masks of one run come
-    from one model.
+    They have ended by then, and one of them has written the weights of the site. If a worker is lost none is
+    yielded, and the process of the run does everything: masks of one run come from one model.
     """
 
     def __call__(
@@ -192,31 +195,46 @@ class Together(Workers):
         with tempfile.TemporaryDirectory() as folder:
             meeting = Path(folder) / "meeting"
             workers = [self._start(number, count, refs[number::count], meeting) for number in range(count)]
-            found: list[tuple[Ref, list[Any]]] = []
             try:
-                for position, ref in enumerate(refs):
-                    worker = workers[position % count]
-                    while worker.silent and not any(item.broken for item in workers):
-                        time.sleep(BREATH)
-                    others = [item for item in workers if item.broken]  # whoever is left waits for them
-                    steps = None if others else worker.next(progress)
-                    if steps is None:
-                        for item in others:
-                            item.report_loss()
-                        return
-                    found.append((ref, steps))
-                    progress(f"{self._plan.task.item}s", len(found), len(refs))
+                found = self._heard(workers, len(refs), progress)
             finally:
                 for worker in workers:
                     worker.end()
-        yield from found
+        if found is None:
+            RunFolder(self._plan.out).discard("adapted")
+            return
+        yield from ((ref, found[position % count].pop(0)) for position, ref in enumerate(refs))
+
+    def _heard(self, workers: Sequence[_Worker], total: int, progress: Progress) -> list[list[Any]] | None:
+        """Return the steps of all units, by worker, when all workers have ended; None if one was lost."""
+        found: list[list[Any]] = [[] for _ in workers]
+        running = len(workers)
+        while running:
+            heard = [worker.heard() for worker in workers]
+            for worker, steps, said in zip(workers, found, heard, strict=True):
+                if said is None:
+                    continue
+                if "progress" in said:
+                    progress(*said["progress"])
+                elif "steps" in said:
+                    worker.left -= 1
+                    steps.append([tuple(step) for step in said["steps"]])
+                    progress(f"{self._plan.task.item}s", sum(map(len, found)), total)
+                elif said.get(_ENDED) == 0 and not worker.left:
+                    running -= 1
+                else:  # whoever is left waits for it
+                    worker.mourn(said)
+                    return None
+            if not any(heard):
+                time.sleep(BREATH)
+        return found
 
 
 class _Worker:
     """One process, and a thread that listens to it."""
 
     def __init__(self, number: int, order: Order, unit: str, environment: dict[str, str]) -> None:
-        self.number, self._left, self._unit = number, len(order.names), unit
+        self.number, self.left, self._unit = number, len(order.names), unit
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with code of this module
             [sys.executable, "-c", CODE],
             stdin=subprocess.PIPE,
@@ -239,39 +257,30 @@ class _Worker:
             self._said.put(json.loads(line))
         self._said.put({_ENDED: self._process.wait()})
 
-    def next(self, progress: Progress) -> list[Any] | None:
+    def next(self) -> list[Any] | None:
         """Return the steps of the next unit when it is done; None where the process has ended before."""
         if self._lost:
             return None
-        while "progress" in (said := self._said.get()):
-            progress(*said["progress"])
+        said = self._said.get()
         if "steps" in said:
-            self._left -= 1
+            self.left -= 1
             return [tuple(step) for step in said["steps"]]
-        self._mourn(said)
+        self.mourn(said)
         return None
 
-    @property
-    def silent(self) -> bool:
-        """Whether nothing that the process said is left to be read."""
-        return not self._lost and self._said.empty()
+    def heard(self) -> dict[str, Any] | None:
+        """Return what the process said next; None where it has said nothing since."""
+        try:
+            said: dict[str, Any] = self._said.get_nowait()
+        except queue.Empty:
+            return None
+        return said
 
-    @property
-    def broken(self) -> bool:
-        """Whether the process ended, and not because it was done."""
-        return self._process.poll() not in (None, 0)
-
-    def report_loss(self) -> None:
-        """Tell of a process that is broken."""
-        said = self._said.get()
-        while "error" not in said and _ENDED not in said:
-            said = self._said.get()
-        self._mourn(said)
-
-    def _mourn(self, said: dict[str, Any]) -> None:
+    def mourn(self, said: dict[str, Any]) -> None:
+        """Tell of a process that was lost, which said this last."""
         self._lost = True
         why = said.get("error") or f"exit code {said.get(_ENDED)}"
-        left = counted(self._left, self._unit)
+        left = counted(self.left, self._unit)
         log.warning("worker %d ended (%s); its %s are done in this process", self.number + 1, why, left)
 
     def end(self) -> None:
@@ -323,7 +332,6 @@ def _do(order: Order, say: Callable[..., None]) -> None:
     from tesla_med.adapt import Run
     from tesla_med.plan import make_plan
     from tesla_med.reports.base import Reports, Step
-    from tesla_med.runs.folder import RunFolder
     from tesla_med.tta._mechanics import ranks
     from tesla_med.types import CaseView
 
@@ -351,6 +359,8 @@ def _do(order: Order, say: Callable[..., None]) -> None:
     if order.meeting is not None:
         ranks.join(order.rank, order.count, order.meeting, plan.device)
     run = Run(plan, RunFolder(order.out), tell, Steps())
-    run.ledger.alone = order.meeting is None
+    if order.meeting is not None:
+        run.ledger.alone = False
+        run.ledger.agreed = lambda used: not ranks.all_agree(not used) and order.rank == 0
     run.work([by_name[name] for name in order.names])
     ranks.leave()

@@ -17,7 +17,7 @@ from tesla_med.engine.steadiness import Restarts, choose_share
 from tesla_med.engine.supervision import Supervision
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
-from tesla_med.tta._mechanics.ranks import all_agree, joined, share_of
+from tesla_med.tta._mechanics.ranks import all_agree, joined, shares
 from tesla_med.tta.base import Scalars, TTAMethod, fetch
 from tesla_med.types import PASSES, UPDATES_OF, Progress
 
@@ -105,7 +105,7 @@ class Driver:
                     yield from self.method.batches(unit)
 
         def batches() -> Iterator[Tensor]:
-            return (self._weighed(share_of(batch), images.channels) for batch in cut())
+            return (self._weighed(batch, images.channels) for batch in shares(cut()))
 
         for epoch in range(start, params.epochs if self.finite else start):
             progress(PASSES, epoch, params.epochs)
@@ -114,7 +114,7 @@ class Driver:
                 with stage("adapt"):
                     self.finite &= self._one_pass(epoch, batches)
             except RuntimeError:
-                if not self._diverged():
+                if joined() > 1 or not self._diverged():
                     raise
                 self.finite = False
             if not self.finite:
@@ -132,15 +132,18 @@ class Driver:
         def restore() -> None:
             self.method.load_state_dict(before)
 
-        most = self.method.params.batch_slices or 1
-        finite = False
-        least = self.least if joined() == 1 else most  # processes that learn together do the same
-        for attempt in attempts((self.method,), restore, most, least=least, noun=self.noun):
-            with attempt:
-                self.method.start_epoch(epoch, batches())
-                self._done = 0
-                finite = self._note([self._adapt(batch) for batch in batches()])
-                finite = all_agree(finite)
+        def work() -> bool:
+            self.method.start_epoch(epoch, batches())
+            self._done = 0
+            return self._note([self._adapt(batch) for batch in batches()])
+
+        if joined() > 1:  # all do the same, so none does anything again with less memory
+            finite = all_agree(work())
+        else:
+            most, finite = self.method.params.batch_slices or 1, False
+            for attempt in attempts((self.method,), restore, most, least=self.least, noun=self.noun):
+                with attempt:
+                    finite = work()
         self._updates = self._done  # of the next pass, too
         return finite
 

@@ -31,6 +31,7 @@ class Ledger:
         passes: passes over the site that are done.
         whole: everything was done before, or elsewhere: nothing is adapted, nothing saved.
         alone: no other process adapts to the same site, from which a state would be of no use.
+        agreed: says whether this process writes the site's weights, given whether its own units used them.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Ledger:
         self.records: dict[str, list[Any]] = {}
         self.passes = 0
         self.whole, self.alone = False, True
+        self.agreed: Callable[[bool], bool] = bool
         self._steps = 0.0
         self._saved_at = time.monotonic()
 
@@ -87,6 +89,12 @@ class Ledger:
         """What of an earlier attempt stays."""
         items = frozenset(item.case for records in self.records.values() for item in records)
         return Earlier(items, None if self.independent else math.inf if self.whole else self._steps)
+
+    @property
+    def weights_due(self) -> bool:
+        """Whether the weights of the whole site are to be written by this process, at the end."""
+        carried_on = not (self.independent or self.whole)
+        return carried_on and self.agreed(bool(self.used - {"source", "corrected"}))
 
     @property
     def seen(self) -> Iterable[str]:

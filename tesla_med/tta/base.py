@@ -77,8 +77,6 @@ class TTAMethod(Execution, ABC):
     """Whether plain prediction with the deployed network repeats the method's own."""
     binary_regions: ClassVar[bool] = False
     """Whether overlapping regions are learned each by itself, not as classes that exclude each other."""
-    by_ranks: ClassVar[bool] = False
-    """Whether several processes can learn from one site together; see ``_mechanics/ranks.py``."""
     Params: ClassVar[type[MethodParams]] = MethodParams
 
     def __init__(self, model: Network, params: Any, context: MethodContext) -> None:
@@ -89,6 +87,11 @@ class TTAMethod(Execution, ABC):
         self.setup()
         self.make_passes()
         self.start_here()
+
+    @classmethod
+    def joins(cls, params: Any) -> bool:
+        """Whether several processes can learn from one site together; see ``_mechanics/ranks.py``."""
+        return False
 
     def setup(self) -> None:
         """Prepare parameters, optimisers and copies; called once, when the model is in place."""

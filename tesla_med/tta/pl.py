@@ -9,7 +9,7 @@ where the labels y come from the same forward pass as the predictions p.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -40,10 +40,14 @@ class PL(Learner):
     summary = "trains the network on its own most likely classes by cross-entropy"
     citation = "Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML-W 2013"
     binary_regions = True
-    by_ranks = True
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = PLParams
+
+    @classmethod
+    def joins(cls, params: Any) -> bool:
+        """Whether the gradient of a batch is the mean of those of its shares."""
+        return cls is PL and params.confidence_threshold == 0
 
     def updated_parameters(self) -> list[nn.Parameter]:
         """Return the scale and shift of norm layers, or everything but the head, as ``adapt`` says."""

@@ -10,6 +10,8 @@ with respect to the scale and shift of the norm layers, which normalise by the s
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from tesla_med import losses
@@ -30,10 +32,14 @@ class Tent(Learner):
     summary = "minimises the entropy of the predictions by updating the scale and shift of norm layers"
     citation = "Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021"
     binary_regions = True
-    by_ranks = True
     protocols = ("N-O", "N-M")
     deterministic = True
     Params = TentParams
+
+    @classmethod
+    def joins(cls, params: Any) -> bool:
+        """Whether the gradient of a batch is the mean of those of its shares."""
+        return cls is Tent
 
     def updated_parameters(self) -> list[nn.Parameter]:
         """Return the scale and shift of every norm layer."""

@@ -140,10 +140,15 @@ class TeSLA(AugmentedMethod):
     citation = "Tomar et al., TeSLA: Test-Time Self-Learning With Automatic Adversarial Augmentation, 2023"
     protocols: ClassVar[tuple[Protocol, ...]] = ("N-O", "N-M")
     binary_regions = True
-    by_ranks = True
     needs_features: ClassVar[bool] = False
     """Whether :meth:`added_loss` looks at the student's features."""
     Params = TeSLAParams
+
+    @classmethod
+    def joins(cls, params: Any) -> bool:
+        """Whether nothing is kept, or mixed in, that a process knows of its own share alone."""
+        plain = params.statistics_share == 1.0 and params.marginal_target == "uniform"
+        return cls is TeSLA and plain and params.neighbours == 1 and params.reliability == 0
 
     def setup(self) -> None:
         """Freeze the head, and make the teacher, the policy and both optimisers."""

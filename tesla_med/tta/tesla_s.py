@@ -38,7 +38,6 @@ class TeSLAS(Aligned, TeSLA):
     protocols = ("Y-O", "Y-M")
     needs_features = True
     binary_regions = False
-    by_ranks = False
     Params = TeSLASParams
 
     def setup(self) -> None:

@@ -129,7 +129,7 @@ def test_cards_are_handed_out_in_turn(volumes, tmp_path, monkeypatch):
         def __init__(self, number, order, unit, environment):
             seen.append((number, order.names, environment["CUDA_VISIBLE_DEVICES"], order.request.lock))
 
-        def next(self, progress):
+        def next(self):
             return None
 
         def end(self):
@@ -184,24 +184,69 @@ def test_two_processes_learn_together_what_one_learns(volumes, tmp_path, caplog)
     assert [len(item) for item in scalars(two.out).values()] == [len(i) for i in scalars(one.out).values()]
 
 
+BREAK = """
+import os, time
+import tesla_med.actions.spread as spread
+import tesla_med.adapt as adapt
+from tesla_med.prepare.stream import SiteImages
+from tesla_med.tta.tesla import TeSLA
+
+before = spread._do
+def do(order, say):
+    if order.rank == 1:
+        {second}
+    {both}
+    before(order, say)
+spread._do = do
+"""
+LOST = {
+    "before it began": "os._exit(7)",
+    "in an update": "TeSLA.adapt = lambda self, images: os._exit(7)",
+    "out of memory": "TeSLA.adapt = lambda self, images: (_ for _ in ()).throw(MemoryError())",
+    "with an image fewer": "SiteImages.batches = lambda self, size: iter(())",
+}
+
+
 @pytest.mark.slow
-def test_without_one_of_them_a_single_model_makes_every_mask(volumes, tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("second", LOST.values(), ids=LOST)
+def test_without_one_of_them_a_single_model_makes_every_mask(volumes, tmp_path, caplog, monkeypatch, second):
     import tesla_med.actions.spread as module
 
     _, one = passes_of(volumes, tmp_path / "one", 1)
-    monkeypatch.setattr(module, "CODE", f"{LOSE_THE_SECOND}\n{module.CODE}")
+    monkeypatch.setattr(module, "CODE", f"{BREAK.format(second=second, both='pass')}\n{module.CODE}")
     _, two = passes_of(volumes, tmp_path / "two", 2)
-    assert "worker 2 ended" in caplog.text
+    assert "are done in this process" in caplog.text
     assert small.masks(two.out) == small.masks(one.out)
 
 
-LOSE_THE_SECOND = """
-import os, tesla_med.actions.spread as spread
-before = spread._do
-def lose(order, say):
-    os._exit(7) if order.rank == 1 else before(order, say)
-spread._do = lose
-"""
+@pytest.mark.slow
+def test_the_weights_are_there_however_long_writing_them_takes(volumes, tmp_path, caplog, monkeypatch):
+    import tesla_med.actions.spread as module
+
+    slowly = "save = adapt.Run._weights\n    adapt.Run._weights = lambda *a: (time.sleep(1), save(*a))[1]"
+    code = BREAK.format(second="pass", both=slowly)
+    monkeypatch.setattr(module, "CODE", f"{code}\n{module.CODE}")
+    _, two = passes_of(volumes, tmp_path / "two", 2, "guard.enabled=false")
+    assert not caplog.records
+    assert saved(two)
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("tesla", "methods.tesla.statistics_share=0.5"),
+        ("tesla", "methods.tesla.marginal_target=teacher"),
+        ("tesla", "methods.tesla.reliability=1"),
+        ("tesla", "precision=auto"),
+        ("pl", "methods.pl.confidence_threshold=0.9"),
+        ("vesta", "seed=0"),
+    ],
+)
+def test_recipes_that_cannot_be_learned_together_are_refused(volumes, tmp_path, method, text):
+    more = (text,) if "seed" not in text else ()
+    plan = plan_of(volumes, tmp_path, reset="site", method=method, protocol="N-M", more=more)
+    with pytest.raises(ConfigError, match="one process must do them all"):
+        spread(plan, 2)
 
 
 @pytest.mark.parametrize("method", ["shot", "cotta", "adacontrast"])
@@ -211,14 +256,21 @@ def test_what_cannot_be_learned_together_is_refused(volumes, tmp_path, method):
         spread(plan, 2)
 
 
-def test_processes_that_learn_together_need_a_card_each(volumes, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("cards", "jobs"), [(["0", "1"], 3), ([], 2)])
+def test_processes_that_learn_together_need_a_card_each(volumes, tmp_path, monkeypatch, cards, jobs):
+    import dataclasses
+
+    import torch
+
     import tesla_med.actions.spread as module
 
     plan = plan_of(volumes, tmp_path, reset="site", protocol="N-M")
-    monkeypatch.setattr(module, "visible_cards", lambda device: ["0", "1"])
-    assert spread(plan, 2).elsewhere is not None
-    with pytest.raises(ConfigError, match="need a card each, and 2 are visible"):
-        spread(plan, 3)
+    plan = dataclasses.replace(plan, device=torch.device("cuda"))
+    monkeypatch.setattr(module, "visible_cards", lambda device: cards)
+    with pytest.raises(ConfigError, match=f"need a card each, and {len(cards)} of device"):
+        spread(plan, jobs)
+    if cards:
+        assert spread(plan, 2).elsewhere is not None
 
 
 def test_a_run_that_goes_on_is_not_begun_anew_by_others(volumes, tmp_path):

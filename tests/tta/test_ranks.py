@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from tesla_med.config.files import load_pipeline
+from tesla_med.errors import AdaptationError
 from tesla_med.models.base import build_model
 from tesla_med.models.normalisation import batch_statistics
 from tesla_med.tta._mechanics import ranks
@@ -28,11 +29,17 @@ rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 torch.set_num_threads(1)
 ranks.join(rank, 2, folder / "meeting", torch.device("cpu"))
 found = {"joined": ranks.joined()}
-found["share"] = ranks.share_of(torch.arange(5))
+found["shares"] = list(ranks.shares([torch.arange(5), torch.arange(1)]))
+for name, counts in {"one more": (2, 1 + rank), "another shape": (2, 2)}.items():
+    batches = [torch.zeros(2 + (rank if name == "another shape" else 0), 3)] * counts[1]
+    try:
+        list(ranks.shares(batches))
+    except AdaptationError as error:
+        found[name] = str(error)
 found["agree"] = [ranks.all_agree(yes) for yes in (True, rank == 0, False)]
 for name, given in torch.load(folder / "given.pt", weights_only=False).items():
     model, images = given
-    ours = ranks.share_of(images).requires_grad_()
+    ours = next(ranks.shares([images])).requires_grad_()
     with batch_statistics(model, momentum=0.1), ranks.together(model):
         output = model(ours)
     (output.square().mean() + output[:, 0].mean()).backward()
@@ -93,7 +100,7 @@ NAMES = ("plain", "bare", "solid", "unet")
 def test_alone_nothing_changes():
     batch, model = torch.rand(3, 2), nn.BatchNorm2d(2).train()
     assert ranks.joined() == 1
-    assert ranks.share_of(batch) is batch
+    assert next(ranks.shares([batch])) is batch
     assert ranks.all_agree(True) is True
     assert ranks.all_agree(False) is False
     with ranks.together(model):
@@ -108,7 +115,14 @@ def test_two_meet_and_part(found):
 
 
 def test_every_image_is_in_a_share_and_shares_are_as_long(found):
-    assert [item["share"].tolist() for item in found] == [[0, 2, 4], [1, 3, 0]]
+    shares = [[part.tolist() for part in item["shares"]] for item in found]
+    assert shares == [[[0, 2, 4], [0]], [[1, 3, 0], [0]]]
+
+
+@pytest.mark.parametrize("name", ["one more", "another shape"])
+def test_batches_that_differ_are_noticed_in_both(found, name):
+    for item in found:
+        assert "processes that learn together have different batches" in item[name]
 
 
 def test_one_that_disagrees_is_enough(found):

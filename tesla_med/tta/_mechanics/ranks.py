@@ -1,14 +1,16 @@
 """Processes that learn from one site together, each from its share of every batch.
 
-What they compute is what one process computes from whole batches, but for rounding and for draws that are
-made for each image: batch norms use the statistics of all shares, gradients are means over all shares, and
-draws are the same in every process, so that networks, teacher and policy stay equal in all of them. A method
-that is run by a single process, as nearly all are, never notices this module.
+Batch norms use the statistics of all shares, gradients are means over all shares, and draws are the same in
+every process, so that networks, teacher and policy stay equal in all of them. What they compute is what one
+process computes from whole batches, but for rounding, for draws that are made for each image, and for terms
+of a loss that are no means over images: the class-marginal term, and means over the pixels that count where
+some are fill, are taken within each share. A method that is run by a single process, as nearly all are, never
+notices this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -18,10 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from tesla_med.errors import AdaptationError
 from tesla_med.models.base import norm_layers
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others before it gives up."""
+MOST_AXES = 8
+_words: list[Any] = []
+"""The group, if there is one, in which processes tell each other what no device needs to know."""
 
 
 def join(rank: int, count: int, meeting: Path, device: torch.device) -> None:
@@ -36,12 +42,14 @@ def join(rank: int, count: int, meeting: Path, device: torch.device) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    _words.append(distributed.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def leave() -> None:
     """Learn alone from now on."""
     if joined() > 1:
         distributed.destroy_process_group()
+        _words.clear()
 
 
 def joined() -> int:
@@ -50,16 +58,36 @@ def joined() -> int:
     return distributed.get_world_size() if usable else 1
 
 
-def share_of(batch: Tensor) -> Tensor:
-    """Return the part of a batch (N, ...) that this process learns from, as long in every process.
+def shares(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the part of each batch (N, ...) that this process learns from, as long in every process.
 
     Where N cannot be divided, the first images come twice, so that no image is left out.
+
+    Raises:
+        AdaptationError: batches are not the same in every process, as after an image that one could not read.
     """
     count = joined()
     if count == 1:
-        return batch
-    rows = torch.arange(distributed.get_rank(), -(-len(batch) // count) * count, count) % len(batch)
-    return batch[rows.to(batch.device, non_blocking=True)]
+        yield from batches
+        return
+    for batch in batches:
+        _check_same(batch.shape)
+        rows = torch.arange(distributed.get_rank(), -(-len(batch) // count) * count, count) % len(batch)
+        yield batch[rows.to(batch.device, non_blocking=True)]
+    _check_same(())
+
+
+def _check_same(shape: Sequence[int]) -> None:
+    """Compare a shape with those in other processes; () where there is no further batch."""
+    ours = torch.zeros(MOST_AXES, dtype=torch.long)
+    ours[: len(shape)] = torch.tensor(shape, dtype=torch.long)
+    both = torch.cat([ours, -ours])
+    distributed.all_reduce(both, op=distributed.ReduceOp.MAX, group=_words[0])
+    if not torch.equal(both, torch.cat([ours, -ours])):
+        raise AdaptationError(
+            f"processes that learn together have different batches, here one of shape {tuple(shape)}; "
+            "an image may have been unreadable in one of them"
+        )
 
 
 @torch.no_grad()
@@ -79,9 +107,8 @@ def all_agree(yes: bool) -> bool:
     """Return whether something holds in every process."""
     if joined() == 1:
         return yes
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    doubts = torch.tensor(float(not yes), device=device)
-    distributed.all_reduce(doubts)
+    doubts = torch.tensor(int(not yes))
+    distributed.all_reduce(doubts, group=_words[0])
     return doubts.item() == 0
 
 
