@@ -98,8 +98,20 @@ CSV_COLUMNS = (
     "seconds",
     "slices",
 )
-CALL_SECONDS = {"source": 0.1, "bn": 0.2, "tesla": 2.5, "tesla_s": 2.7, "cotta": 4.0, "adacontrast": 2.0}
-"""About, of a case of 30 slices on an H200 under ``restart``; the others: a second."""
+CALL_SECONDS = {
+    "source": 0.1,
+    "bn": 0.2,
+    "pl": 0.6,
+    "shot": 1.2,
+    "tent": 1.4,
+    "adacontrast": 2.0,
+    "opttta": 2.9,
+    "tesla": 3.4,
+    "tesla_s": 3.6,
+    "vesta": 6.8,
+    "cotta": 10.8,
+}
+"""Of a case of 30 slices under ``restart``, with three processes on one H200; the others: a second."""
 Moments = SourceStatistics | None
 
 
@@ -376,7 +388,10 @@ def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:
             if stage == "grid"
             else final_cells(every_line(options.out), sites, SEEDS, options.choose_on)
         )
-        every = [cell for cell in every if cell.row in options.rows]
+        every = sorted(
+            (cell for cell in every if cell.row in options.rows),
+            key=lambda cell: (cell.seed, -CALL_SECONDS.get(cell.row, 1.0)),
+        )  # so that parts are as long, and what is cut off are the last seeds
         mine = [cell for index, cell in enumerate(every) if index % parts == number - 1]
         done = every_line(options.out)
         todo = [cell for cell in mine if cell.key not in done and usable(lab, cell)]
