@@ -73,16 +73,21 @@ class Ledger:
         elsewhere = None if begun else elsewhere  # which would begin anew, where this run goes on
         yield from self.done_before
         told = 0
-        for ref, steps in () if elsewhere is None else elsewhere(self.todo, progress):
-            kept = self.folder.kept(ref.name, self.kind)
-            if kept is None:
-                continue
+        for ref, steps, kept in () if elsewhere is None else self._found(elsewhere(self.todo, progress)):
             for _, scalars in steps:
                 on_step(told, scalars)
                 told += 1
-            self.records[ref.name] = kept[0]
-            yield ref, kept[0]
+            self.records[ref.name] = kept
+            yield ref, kept
         self.whole |= elsewhere is not None and not self.independent and not self.todo
+
+    def _found(self, done: Iterable[tuple[Ref, list[Any]]]) -> Iterator[tuple[Ref, list[Any], list[Any]]]:
+        """Yield units that were done with their steps and records; of one model's units all or none."""
+        read = ((ref, steps, self.folder.kept(ref.name, self.kind)) for ref, steps in done)
+        found = read if self.independent else list(read)
+        if isinstance(found, list) and any(kept is None for *_, kept in found):
+            return
+        yield from ((ref, steps, kept[0]) for ref, steps, kept in found if kept is not None)
 
     @property
     def earlier(self) -> Earlier:
