@@ -7,7 +7,7 @@ from lines import adapt, work_there, write_site
 from moments import ctrl_c, slow_clock
 
 CASE = 103
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 TENSORBOARD = {"reports": "[tensorboard]"}
 
 

@@ -18,7 +18,7 @@ from moments import ctrl_c, slow_clock
 
 CASE = 119
 INTERRUPTED = 130
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 TIME = r"[\d.]+ (?:s|min|h)"
 MEMORY = r"memory of the process ([\d.]+) ([MG])iB"
 CASES = rf"Estimate: (?:under 1 s|{TIME}) per case, {TIME} in all for (\d) cases? on cpu; {MEMORY}"

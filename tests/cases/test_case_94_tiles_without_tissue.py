@@ -12,6 +12,8 @@ from PIL import Image
 CASE = 94
 SETTINGS = [word for text in (*tile_site.SMALL, "reports=[html]") for word in ("--set", text)]
 
+pytestmark = pytest.mark.slow
+
 
 def plain(*colour):
     return np.broadcast_to(np.array(colour, np.uint8), (48, 48, 3)).copy()
