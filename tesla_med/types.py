@@ -19,13 +19,13 @@ IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 Progress = Callable[[str, int, int], None]
+"""Called with the stage, how much of it is done, and how much there is in total."""
 ZOOMS = (0.85, 1.2)
 """Factors of the size of slices for the question whether a mask stays: reduced, enlarged."""
 PASSES = "passes over the site"
 """Name of a stage of progress."""
 UPDATES_OF = "updates of "
 """Begins the name of a stage of progress that counts the updates of one unit, or of one pass over a site."""
-"""Called with the stage, how much of it is done, and how much there is in total."""
 
 Status = Literal["ok", "empty", "blank", "unscored", "collapsed", "failed", "corrected"]
 Used = Literal["adapted", "partial", "source", "corrected"]

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from tesla_med.errors import ConfigError
 from tesla_med.runs.folder import RunFolder
@@ -338,15 +338,13 @@ def _do(order: Order, say: Callable[..., None]) -> None:
     class Steps(Reports):
         """Says the steps of every unit that is done, and draws nothing."""
 
-        earlier_steps: ClassVar[list[Step]] = []
-
         def steps(self, steps: Sequence[Step]) -> None:
-            if order.rank == 0:  # of a pass over the site; those of one process are told
-                self.earlier_steps.extend(steps)
+            if order.rank == 0:  # of a pass over the site; one process tells of them, with its first unit
+                for number, scalars in steps:
+                    self.step(number, scalars)
 
         def unit(self, records: Sequence[Any], view: CaseView | None, steps: Sequence[Step] = ()) -> None:
-            say(steps=[[number, dict(scalars)] for number, scalars in (*self.earlier_steps, *steps)])
-            self.earlier_steps.clear()
+            say(steps=[[number, dict(scalars)] for number, scalars in steps])
 
     def tell(stage: str, done: int, total: int) -> None:
         if order.meeting is not None and order.rank == 0 and stage == PASSES:

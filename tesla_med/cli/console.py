@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tesla_med.scoring.text import gathered
-from tesla_med.types import UPDATES_OF, Progress
+from tesla_med.types import PASSES, UPDATES_OF, Progress
 
 
 class _Once(logging.Filter):
@@ -33,7 +33,7 @@ class _Once(logging.Filter):
 
 EVERY_SECONDS = 10.0
 """Between two lines of progress on many small things."""
-EACH = ("cases", "cells", "passes over the site")
+EACH = ("cases", "cells", PASSES)
 """Stages of which every step is a line of its own where there is no terminal."""
 
 
