@@ -451,18 +451,25 @@ def tidy(cells: Mapping[str, dict[str, Any]], final: Sequence[Cell]) -> Iterator
 
 
 def tables(
-    cells: Mapping[str, dict[str, Any]], sites: Sequence[str], out: Path, cases: int = 0
+    cells: Mapping[str, dict[str, Any]],
+    sites: Sequence[str],
+    out: Path,
+    cases: int = 0,
+    shown: Sequence[str] = ROWS,
 ) -> Iterator[str]:
-    """Yield the tables of every block and scaling as Markdown; their rows are written beside the cells."""
-    every = [cell for cell in final_cells(cells, sites, SEEDS, cases) if cell.key in cells]
+    """Yield the tables of every block and scaling as Markdown; if all rows are shown they are written, too."""
+    every = [
+        cell for cell in final_cells(cells, sites, SEEDS, cases) if cell.key in cells and cell.row in shown
+    ]
     every.sort(key=lambda cell: (ROWS.index(cell.row), cell.protocol, sites.index(cell.site), cell.seed))
     for block, scaling in dict.fromkeys((cell.block, cell.scaling) for cell in every):
         final = [cell for cell in every if (cell.block, cell.scaling) == (block, scaling)]
         rows = list(tidy(cells, final))
-        with (out / f"{block}-{scaling}.csv").open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, CSV_COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
+        if set(shown) == set(ROWS):
+            with (out / f"{block}-{scaling}.csv").open("w", encoding="utf-8", newline="") as stream:
+                writer = csv.DictWriter(stream, CSV_COLUMNS, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(rows)
         order = list(dict.fromkeys((cell.row, cell.protocol) for cell in final))
         costs = {}
         for key in order:
@@ -550,7 +557,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
     sites = options.sites
     if options.table:
-        print("\n".join(tables(every_line(options.out), sites, options.out, options.choose_on)))
+        found = tables(every_line(options.out), sites, options.out, options.choose_on, options.rows)
+        print("\n".join(found))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     lab = make_lab(options, sites)

@@ -19,6 +19,7 @@ BACKGROUND, INK = "#11161d", "#e8edf3"
 PANEL_INCHES = 3.65
 GAP_INCHES = 0.06
 TITLE_INCHES = 0.3
+TALLEST = 1.6  # height of a panel over its width
 SMALLEST_VIEW = 0.3  # share of the field that is always shown
 
 
@@ -142,37 +143,44 @@ def draw(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.transforms import Affine2D
 
     plane = layout(view.affine, view.spacing, axis)
     top, bottom, left, right = crop(view, plane)
     shown = shown or panels(view)
-    width, number = PANEL_INCHES, len(shown)
-    breadth = number * width + (number - 1) * GAP_INCHES
-    height = min(width * (bottom - top) * plane.aspect / (right - left), 1.6 * width)
-    total = height + TITLE_INCHES
+    rows, columns = bottom - top, right - left
+    step = PANEL_INCHES / columns * min(1.0, TALLEST * columns / (rows * plane.aspect))
+    width, height = columns * step, rows * step * plane.aspect
+    breadth, total = len(shown) * (PANEL_INCHES + GAP_INCHES) - GAP_INCHES, height + TITLE_INCHES
     figure = Figure(figsize=(breadth, total), dpi=100, facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, breadth), ylim=(0, total), autoscale_on=False)
+    axes.set_axis_off()  # one for all panels, in inches: each takes as long as a panel
     low, high = window or display_window(view)
+    picture = plane.cut(view.image, index)[top:bottom, left:right]
     for number, (name, mask) in enumerate(shown.items()):
-        start = number * (width + GAP_INCHES) / breadth
-        axes = figure.add_axes((start, 0, width / breadth, height / total))
-        axes.set_axis_off()
-        picture = plane.cut(view.image, index)
-        axes.imshow(picture, "gray", vmin=low, vmax=high, aspect=plane.aspect, interpolation="bilinear")
+        start = number * (PANEL_INCHES + GAP_INCHES)
+        edge = start + (PANEL_INCHES - width) / 2
+        panel = Rectangle((edge, 0), width, height, transform=axes.transData)
+        drawn = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
+        axes.imshow(picture, "gray", extent=(edge, edge + width, 0, height), **drawn)
+        pixels = Affine2D().translate(0.5 - left, 0.5 - top).scale(step, -step * plane.aspect)
+        placed = {"transform": pixels.translate(edge, height) + axes.transData, "clip_path": panel}
         if view.reference is not None and name != "reference":
-            _outline(axes, plane.cut(view.reference, index), classes, reference=True)
-        _outline(axes, plane.cut(mask, index), classes)
-        axes.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
-        _letters(axes, plane.letters)
-        figure.text(start + 0.005, 1 - 0.08 / total, name, color=INK, size=10.5, va="top", weight="bold")
+            _outline(axes, plane.cut(view.reference, index), classes, placed, reference=True)
+        _outline(axes, plane.cut(mask, index), classes, placed)
+        _letters(axes, plane.letters, panel)
+        text = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
+        axes.text(start + 0.005 * breadth, total - 0.08, name, **text)
     return figure
 
 
-def to_array(figure: Any) -> npt.NDArray[np.float32]:
-    """Return the figure as (height, width, 3) float32 in [0, 1]."""
+def to_array(figure: Any) -> npt.NDArray[np.uint8]:
+    """Return the figure as (height, width, 3) uint8."""
     figure.canvas.draw()
-    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
-    return pixels.astype(np.float32) / 255.0
+    pixels: npt.NDArray[np.uint8] = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    return pixels
 
 
 def crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
@@ -195,7 +203,13 @@ def crop(view: CaseView, plane: Plane) -> tuple[int, int, int, int]:
     return ends[0], ends[1], ends[2], ends[3]
 
 
-def _outline(axes: Any, labels: IntArray, classes: Sequence[LabelClass], reference: bool = False) -> None:
+def _outline(
+    axes: Any,
+    labels: IntArray,
+    classes: Sequence[LabelClass],
+    placed: Mapping[str, Any],
+    reference: bool = False,
+) -> None:
     from matplotlib.collections import LineCollection
     from skimage.measure import find_contours
 
@@ -208,20 +222,19 @@ def _outline(axes: Any, labels: IntArray, classes: Sequence[LabelClass], referen
         padded = np.pad((labels == item.value).astype(np.float32), 1)  # closes outlines at the edge
         lines = [contour[:, ::-1] - 1 for contour in find_contours(padded, 0.5)]
         # one artist for all: a speckled mask has thousands of outlines
-        axes.add_collection(LineCollection(lines, **{"colors": item.color, **style}), autolim=False)
+        axes.add_collection(LineCollection(lines, **{"colors": item.color, **style, **placed}), autolim=False)
 
 
-def _letters(axes: Any, letters: tuple[str, str, str, str]) -> None:
+def _letters(axes: Any, letters: tuple[str, str, str, str], panel: Any) -> None:
     from matplotlib.patheffects import withStroke
 
     positions = ((0.02, 0.5), (0.98, 0.5), (0.5, 0.97), (0.5, 0.03))
     sides = (("left", "center"), ("right", "center"), ("center", "top"), ("center", "bottom"))
     for letter, (across, up), (horizontal, vertical) in zip(letters, positions, sides, strict=True):
         axes.text(
-            across,
-            up,
+            panel.get_x() + across * panel.get_width(),
+            panel.get_y() + up * panel.get_height(),
             letter,
-            transform=axes.transAxes,
             ha=horizontal,
             va=vertical,
             color="#ffd166",

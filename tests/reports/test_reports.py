@@ -321,7 +321,7 @@ def test_tensorboard_without_reference_has_no_dice(tmp_path):
 
 
 @pytest.mark.parametrize("low", [-1000.0, 0.0])
-def test_overlay_values_lie_in_0_1_whatever_the_image_range(tmp_path, low):
+def test_overlays_go_from_dark_to_bright_whatever_the_image_range(tmp_path, low):
     _, view = case(run_context(tmp_path), 1)
     high = 3000.0 if low else 1.0
     scaled = (view.image - view.image.min()) / np.ptp(view.image) * (high - low) + low
@@ -329,10 +329,10 @@ def test_overlay_values_lie_in_0_1_whatever_the_image_range(tmp_path, low):
         scaled.astype(np.float32), view.source_mask, view.mask, view.reference, view.affine, SPACING
     )
     picture = overlays.to_array(overlays.draw(view, 2, 6, run_context(tmp_path).pipeline.classes))
-    assert picture.dtype == np.float32
+    assert picture.dtype == np.uint8
     assert picture.shape[2] == 3
-    assert 0.0 <= picture.min() < 0.15
-    assert 0.85 < picture.max() <= 1.0
+    assert picture.min() < 40
+    assert picture.max() > 215
     first, second = overlays.display_window(view)
     assert low <= first < second <= high
 
@@ -400,12 +400,12 @@ def test_outlines_have_the_colours_of_the_classes(tmp_path):
     _, view = case(run, 1)
     green = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate", color="#00ff00"))
     picture = overlays.to_array(overlays.draw(view, 2, 6, green))
-    pure = (picture[..., 1] > 0.9) & (picture[..., 0] < 0.1) & (picture[..., 2] < 0.1)
+    pure = (picture[..., 1] > 230) & (picture[..., 0] < 25) & (picture[..., 2] < 25)
     thirds = np.array_split(pure, 3, axis=1)
     assert all(part.sum() > 100 for part in thirds)
     nothing = CaseView(view.image, view.mask * 0, view.mask * 0, None, view.affine, SPACING)
     bare = overlays.to_array(overlays.draw(nothing, 2, 6, green))
-    assert not ((bare[..., 1] > 0.9) & (bare[..., 0] < 0.1)).any()
+    assert not ((bare[..., 1] > 230) & (bare[..., 0] < 25)).any()
 
 
 def test_a_speckled_mask_is_outlined_at_once(tmp_path):
@@ -433,7 +433,7 @@ def test_constant_image_can_be_drawn(tmp_path):
     _, view = case(run_context(tmp_path), 1)
     flat = CaseView(np.zeros_like(view.image), view.mask, view.mask, None, view.affine, SPACING)
     figure = overlays.draw(flat, 2, 6, run_context(tmp_path).pipeline.classes)
-    assert np.isfinite(overlays.to_array(figure)).all()
+    assert overlays.to_array(figure).shape[2] == 3
     assert slices.draw_slices(flat, 2, run_context(tmp_path).pipeline.foreground, [6])["window"] == "0 to 1"
 
 
