@@ -169,7 +169,6 @@ class Workers:
         if self._cards:
             environment["CUDA_VISIBLE_DEVICES"] = self._cards[number % len(self._cards)]
         if meeting is not None:
-            environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as CUDA graphs need it
             if "lo" in (name for _, name in socket.if_nameindex()):  # all are on this machine
                 environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 environment.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -43,6 +43,13 @@ def test_passes_are_captured_unless_it_is_said(make_tta):
     assert not method.graph_pool().wanted
 
 
+def test_processes_that_learn_together_capture_no_graphs(make_tta, monkeypatch):
+    method = make_tta("tent")
+    assert method.graph_pool().wanted
+    monkeypatch.setattr("tesla_med.tta._mechanics.execution.joined", lambda: 2)
+    assert not method.graph_pool().wanted
+
+
 @pytest.mark.parametrize("batch", [None, 1, 2, 3, 7])
 @pytest.mark.parametrize("updates", [None, 4])
 @pytest.mark.parametrize("draw", ["ordered", "replacement"])

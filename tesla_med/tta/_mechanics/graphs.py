@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.models.normalisation import kept_running_statistics
-from tesla_med.tta._mechanics.ranks import joined
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +98,6 @@ class Graph:
             self._replay = cast("Run", captured.forward)
             del captured.forward  # it was assigned by the capture, and would keep itself and its memory alive
         except RuntimeError as error:
-            if joined() > 1:  # the others wait for what this process would do less of
-                raise
             log.warning("this network cannot run as a CUDA graph (%s); it runs kernel by kernel", error)
             pool.wanted = False
 

@@ -23,7 +23,7 @@ from torch import Tensor, distributed, nn
 from tesla_med.errors import AdaptationError
 from tesla_med.models.base import norm_layers
 
-PATIENCE = timedelta(minutes=10)
+PATIENCE = timedelta(minutes=3)
 """How long a process waits for the others before it gives up."""
 MOST_AXES = 8
 _words: list[Any] = []
