@@ -457,7 +457,7 @@ def tables(
     cases: int = 0,
     shown: Sequence[str] = ROWS,
 ) -> Iterator[str]:
-    """Yield the tables of every block and scaling as Markdown; if all rows are shown they are written, too."""
+    """Yield the tables of every block and scaling as Markdown; where all rows are shown, write them, too."""
     every = [
         cell for cell in final_cells(cells, sites, SEEDS, cases) if cell.key in cells and cell.row in shown
     ]

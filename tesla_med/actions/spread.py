@@ -168,10 +168,9 @@ class Workers:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self._cards:
             environment["CUDA_VISIBLE_DEVICES"] = self._cards[number % len(self._cards)]
-        if meeting is not None:
-            if "lo" in (name for _, name in socket.if_nameindex()):  # all are on this machine
-                environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-                environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if meeting is not None and "lo" in (name for _, name in socket.if_nameindex()):  # all are here
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         names = tuple(ref.name for ref in refs)
         order = Order(request, self._plan.out, names, meeting, number, count)
         return _Worker(number, order, self._plan.task.unit, environment)

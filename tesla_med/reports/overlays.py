@@ -163,7 +163,7 @@ def draw(
         start = number * (PANEL_INCHES + GAP_INCHES)
         edge = start + (PANEL_INCHES - width) / 2
         panel = Rectangle((edge, 0), width, height, transform=axes.transData)
-        drawn = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
+        drawn: dict[str, Any] = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
         axes.imshow(picture, "gray", extent=(edge, edge + width, 0, height), **drawn)
         pixels = Affine2D().translate(0.5 - left, 0.5 - top).scale(step, -step * plane.aspect)
         placed = {"transform": pixels.translate(edge, height) + axes.transData, "clip_path": panel}
@@ -171,7 +171,7 @@ def draw(
             _outline(axes, plane.cut(view.reference, index), classes, placed, reference=True)
         _outline(axes, plane.cut(mask, index), classes, placed)
         _letters(axes, plane.letters, panel)
-        text = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
+        text: dict[str, Any] = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
         axes.text(start + 0.005 * breadth, total - 0.08, name, **text)
     return figure
 
