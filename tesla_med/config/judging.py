@@ -40,6 +40,12 @@ class GuardConfig(Section):
     shape_cost: float = Field(
         0.5, ge=0, description="trust that an uneven area along the stack costs at most"
     )
+    shrink_cost: float = Field(
+        1.0,
+        ge=0,
+        description="trust that an adapted mask loses for every 1 by which the logarithm of its area falls "
+        "more than 0.06 below that of the masks of the source's weights",
+    )
     head_start: float = Field(
         0.2, ge=0, description="by how much another mask must be trusted more than the source's"
     )

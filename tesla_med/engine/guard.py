@@ -42,6 +42,8 @@ UNEVEN = 0.05
 """Area change beyond a single rise and fall that costs the whole of ``shape_cost``."""
 SURE = 4.0
 """Trust below which the source's head start grows."""
+SHRINKAGE = 0.06
+"""By how much the logarithm of the area of an adapted mask may fall before it costs trust."""
 UNSTEADY = "the mask changes with the view and from model to model"
 ASTRAY = "the mask lies, or is sized, as no organ of the training"
 HALF = 0.5
@@ -266,6 +268,7 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
        more than by a single rise and fall. The source's mask has a head start, which grows by ``doubt``
        where no mask is trusted much: there a difference says little. It counts as much as the others
        agree with the source's mask on average, so that a mask that is like no other does not win by it.
+       So does ``shrink_cost``, of an adapted mask that is smaller than all of the source's weights.
        Unless it is refused only masks of ``least_trust`` can take its place.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
@@ -288,8 +291,10 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     highest = max(trust[name] for name in left)
     if "source" in trust:
         agreements = _agreements("source", names, signals)
-        start = config.head_start + config.doubt * max(SURE - highest, 0.0)
-        trust["source"] += start * sum(agreements) / len(agreements)
+        worth = sum(agreements) / len(agreements)
+        trust["source"] += worth * (config.head_start + config.doubt * max(SURE - highest, 0.0))
+        for name, lost in _shrinkages(left, signals).items():
+            trust[name] -= config.shrink_cost * worth * lost
     if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
         left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
     best = max(left, key=lambda name: trust[name])
@@ -376,6 +381,19 @@ def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_cost
     uneven = min(max(signals.get(f"area_change_{name}", 1.0) - 1.0, 0.0) / UNEVEN, 1.0)
     steady = -math.log(OFFSET - signals[f"consistency_{name}"])
     return steady - math.log(OFFSET - mean) - shape_cost * uneven
+
+
+def _shrinkages(names: Sequence[str], signals: Mapping[str, float]) -> dict[str, float]:
+    """Return how far, beyond ``SHRINKAGE``, areas of moved weights fall below all others, in logarithms.
+
+    Nothing is said where the source's mask is refused or empty.
+    """
+    areas = {name: area for name in names if (area := signals[f"foreground_{name}"]) > 0}
+    if "source" not in areas:
+        return {}
+    least = min(area for name, area in areas.items() if VERDICTS[name].share == 0)
+    ratios = {name: least / area for name, area in areas.items() if VERDICTS[name].share > 0}
+    return {name: max(math.log(ratio) - SHRINKAGE, 0.0) for name, ratio in ratios.items()}
 
 
 def _support(name: str, names: list[str], signals: Mapping[str, float]) -> float:

@@ -111,6 +111,46 @@ def test_the_head_start_grows_where_no_mask_is_trusted_much():
     assert [taken(level, 0.3) for level in (0.7, 0.9)] == ["source", "adapted"]
 
 
+def shrunk(share, consistency=0.985, **others):
+    """Signals of an adapted mask that is steadier than the others and has this share of their area."""
+    areas = dict.fromkeys(NAMES, 0.02) | {"adapted": 0.02 * share} | others
+    return signals_of(CLOSE, (*SURE, consistency), areas)
+
+
+def test_an_adapted_mask_that_is_smaller_than_all_others_must_be_trusted_more():
+    dear = CONFIG.model_copy(update={"shrink_cost": 2.0})
+    assert [candidate_of(judge(shrunk(share), dear)) for share in (1.5, 1.0, 0.6)] == ["adapted"] * 2 + [
+        "half"
+    ]
+    free = CONFIG.model_copy(update={"shrink_cost": 0.0})
+    assert candidate_of(judge(shrunk(0.6), free)) == "adapted"
+
+
+def test_what_a_smaller_mask_costs_is_that_of_the_formula():
+    worth, level = (0.95 + 0.96 + 0.9) / 3, shrunk(0.8)
+    trust = judge(level, CONFIG).signals
+    lead = trust["trust_adapted"] - trust["trust_half"]
+    just = lead / (worth * (math.log(1 / 0.8) - 0.06))
+    taken = [
+        candidate_of(judge(level, CONFIG.model_copy(update={"shrink_cost": cost})))
+        for cost in (0.99 * just, 1.01 * just)
+    ]
+    assert taken == ["adapted", "half"]
+
+
+def test_a_mask_that_shrinks_a_little_or_less_than_another_costs_nothing():
+    dear = CONFIG.model_copy(update={"shrink_cost": 100.0})
+    assert candidate_of(judge(shrunk(0.95), dear)) == "adapted"  # its logarithm falls by less than 0.06
+    assert candidate_of(judge(shrunk(0.7, own=0.014), dear)) == "adapted"  # own statistics say the same
+    assert candidate_of(judge(shrunk(0.7, own=0.0), dear)) != "adapted"  # an empty mask says nothing
+
+
+def test_a_mask_may_shrink_where_the_sources_is_refused():
+    dear = CONFIG.model_copy(update={"shrink_cost": 100.0})
+    narrow = {f"narrowing_{name}": 1.0 for name in NAMES} | {"narrowing_source": 0.1}
+    assert candidate_of(judge(shrunk(0.5) | narrow, dear)) == "adapted"
+
+
 def test_a_source_that_is_like_no_other_does_not_win_by_its_head_start():
     """On a cord of which the source finds a tenth, one other agrees a little, the rest do not at all."""
     names = ("source", "own", "half", "part", "adapted")
