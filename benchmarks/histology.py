@@ -335,8 +335,24 @@ def statistics_for(model: Network, source: Tiles, pipeline: PipelineConfig) -> d
     return {"statistics": source_statistics(model, batches(), CLASSES)}
 
 
-def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Adapt one method to one target and return its row."""
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What a method gives on target tiles in the order of their folder: probabilities (N, L), labels (N,)."""
+
+    probs: Tensor
+    labels: Tensor
+    finite: bool
+    updates: int
+    seconds: float
+
+    @property
+    def right(self) -> Tensor:
+        """Whether each tile's class was found, (N,)."""
+        return self.probs.argmax(dim=1) == self.labels
+
+
+def adapted_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> Adapted:
+    """Adapt one method to one target; ``params`` of the cell are over those of the pipeline."""
     experiment, shift, name = cell["experiment"], cell["shift"], cell["method"]
     protocol, seed = cell["protocol"], cell["seed"]
     pipeline, device = pipeline_of(options), default_device(options.device)
@@ -355,7 +371,8 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
         **more,
     )
     start = time.perf_counter()
-    method = make_method(name, model, pipeline.method_params(name, protocol), context)
+    params = {**pipeline.method_params(name, protocol), **cell.get("params", {})}
+    method = make_method(name, model, params, context)
     source = method if name == "source" else make_method("source", model, {}, context)
     probs, finite = adapted_probs(method, source, protocol, images)
     probs = probs.cpu()
@@ -363,20 +380,23 @@ def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[s
     updates = method.steps
     del method, source
     free_device_memory()  # the other processes need the memory of its graphs
-    labels = target.labels[order]
-    right = torch.empty(len(labels), dtype=torch.bool)
-    right[order] = probs.argmax(dim=1) == labels
-    by_class = [float(right[target.labels == k].float().mean()) for k in range(CLASSES)]
+    return Adapted(probs[order.argsort()], target.labels, finite, updates, seconds)
+
+
+def measure_cell(cell: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Adapt one method to one target and return its row."""
+    found = adapted_cell(cell, options)
+    right, labels = found.right, found.labels
     return {
         "kind": "cell",
         **cell,
         "tiles": len(labels),
         "error_percent": 100 * (1 - float(right.float().mean())),
-        "accuracy_by_class": by_class,
-        "ece": ece(probs.numpy(), labels.numpy()),
-        "finite": finite,
-        "updates": updates,
-        "seconds": seconds,
+        "accuracy_by_class": [float(right[labels == k].float().mean()) for k in range(CLASSES)],
+        "ece": ece(found.probs.numpy(), labels.numpy()),
+        "finite": found.finite,
+        "updates": found.updates,
+        "seconds": found.seconds,
         "right": "".join("1" if value else "0" for value in right.tolist()),
     }
 
@@ -663,24 +683,16 @@ def tile_differences(
     return np.array([float(np.mean(values)) for values in tiles.values()])
 
 
-def main() -> None:
-    """Parse the command line, run, print the tables."""
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all programs on these tiles."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument(
         "--data", type=Path, default=SHARED / "data" / "histology", help="folder of the tiles"
     )
     parser.add_argument("--weights", type=Path, default=Path("histology-weights"), help="folder of networks")
-    parser.add_argument("--experiments", nargs="*", default=list(EXPERIMENTS), choices=EXPERIMENTS)
-    parser.add_argument(
-        "--shifts", nargs="*", default=list(SHIFTS), choices=(*SHIFTS, *DEVELOPMENT, UNSHIFTED)
-    )
-    parser.add_argument("--methods", nargs="*", default=[], help="default: all that serve tiles")
-    parser.add_argument("--protocols", nargs="*", default=["N-O"], choices=PROTOCOLS)
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=128, help="pixels a side")
     parser.add_argument("--width", type=float, default=1.0, help="of MobileNetV2")
     parser.add_argument("--steps", type=int, default=2500, help="of training")
@@ -689,6 +701,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after these")
     parser.add_argument("--limit", type=int, default=None, help="target tiles of 'shifts', at most")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over pipeline kather")
+    return parser
+
+
+def main() -> None:
+    """Parse the command line, run, print the tables."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--experiments", nargs="*", default=list(EXPERIMENTS), choices=EXPERIMENTS)
+    parser.add_argument(
+        "--shifts", nargs="*", default=list(SHIFTS), choices=(*SHIFTS, *DEVELOPMENT, UNSHIFTED)
+    )
+    parser.add_argument("--methods", nargs="*", default=[], help="default: all that serve tiles")
+    parser.add_argument("--protocols", nargs="*", default=["N-O"], choices=PROTOCOLS)
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="tables of earlier --out files")
     parser.add_argument(
         "--quick", action="store_true", help="tiny network and tiles, three methods, one seed"
