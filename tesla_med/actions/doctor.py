@@ -17,6 +17,7 @@ from typing import Any
 from tesla_med import __version__
 from tesla_med.errors import TeslaMedError
 from tesla_med.io.locks import system_lock
+from tesla_med.scoring.text import counted
 
 LIBRARIES = (
     "torch",
@@ -101,7 +102,8 @@ def _extras() -> str:
 def _processor() -> str:
     import torch
 
-    return f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch{_memory()}"
+    threads = counted(torch.get_num_threads(), "thread")
+    return f"{counted(os.cpu_count() or 1, 'core')}, {threads} of torch{_memory()}"
 
 
 def _memory() -> str:

@@ -61,7 +61,8 @@ class _Lines:
             self._names.clear()
             return
         begun, first, last, before = self._stages[stage]
-        if done <= before or (stage not in EACH and now - last < EVERY_SECONDS):
+        ends = done >= total and last > begun  # what was told of is told of to its end
+        if done <= before or (stage not in EACH and not ends and now - last < EVERY_SECONDS):
             return
         self._stages[stage][2:] = [now, float(done)]
         left = (now - begun) / (done - first) * (total - done)

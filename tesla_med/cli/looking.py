@@ -106,14 +106,15 @@ def list_entries(
     what: Annotated[
         str,
         typer.Argument(help="methods, ops, models, reports, exports, metrics, tasks, pipelines or tables."),
-    ],
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """List what can be chosen by name, one per line."""
     from tesla_med.cli.listing import LISTS
 
     if what not in LISTS:
-        raise ConfigError(f"cannot list {what!r}. Known: {', '.join(LISTS)}.")
+        start = f"cannot list {what!r}" if what else "say what to list"
+        raise ConfigError(f"{start}. Known: {', '.join(LISTS)}. For sites: tesla-med sites list.")
     screen = Screen(as_json=as_json)
     columns, rows = LISTS[what]()
     screen.table(columns, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ def show_run(screen: Screen, result: Any) -> int:
     metric = metric_title(result.metric)
     scored = result.mean is not None
     method = getattr(result.results[0], "method", "") or "adapted"
-    shown = (3 if method != "source" else 1) if scored else 0  # source against itself says nothing
+    frozen = method == "source"  # against itself it says nothing
     if by_case:
-        _show_cases(screen, result, method, metric, shown)
+        _show_cases(screen, result, method, metric)
     if scored:
         before, after = percent(result.mean_source), percent(result.mean)
-        means = [f"source {before} %", f"{method} {after} %"]
-        screen.say(f"{'Mean ' if by_case else ''}{metric}: {', '.join(means[:shown])}")
+        means = f"{after} %" if frozen else f"source {before} %, {method} {after} %"
+        screen.say(f"{'Mean ' if by_case else ''}{metric}: {means}")
     for item in result.failed[:SHOWN]:
         sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
     if len(result.failed) > SHOWN:
@@ -35,7 +36,7 @@ def show_run(screen: Screen, result: Any) -> int:
         sys.stderr.write(f"and {more} more; {result.out / 'run.json'} lists all\n")
     noun = "case" if by_case else "tile"
     if result.predicted.counts:
-        screen.table(*predicted_table(result.predicted, noun))
+        screen.table(*predicted_table(result.predicted, noun, frozen=frozen))
     for text in result.predicted.remarks:
         screen.remark(text)
     not_made(result.reports_failed, "--resume makes it again")
@@ -65,16 +66,19 @@ def not_made(reports: Mapping[str, str], remedy: str) -> None:
         sys.stderr.write(f"report {name}: not made: {reason}; the results are complete, {remedy}\n")
 
 
-def _show_cases(screen: Screen, result: Any, method: str, metric: str, shown: int) -> None:
-    columns = ["case", "status", "slices", "used", "seconds"]
-    columns[2:2] = [f"source {metric} %", f"{method} {metric} %", "change"][:shown]
+def _show_cases(screen: Screen, result: Any, method: str, metric: str) -> None:
+    frozen, scored = method == "source", result.mean is not None
+    both = [f"source {metric} %", f"{method} {metric} %", "change"]
+    figures = ([f"{metric} %"] if frozen else both) if scored else []
+    columns = ["case", "status", *figures, "slices", *([] if frozen else ["used"]), "seconds"]
     rows = []
     for item in result.results:
         before, after = item.headline_source, item.headline
-        used = f"{item.used} {100 * item.share:.0f} %" if item.used == "partial" and item.share else item.used
-        row = [item.case, item.status, str(item.slices), used, f"{item.seconds:.1f}"]
-        row[2:2] = [percent(before), percent(after), change(before, after)][:shown]
-        rows.append(row)
+        share = f" {100 * item.share:.0f} %" if item.used == "partial" and item.share else ""
+        used = [] if frozen else ["" if item.status == "failed" else item.used + share]
+        texts = [percent(before), percent(after), change(before, after)]
+        shown = (texts[1:2] if frozen else texts) if scored else []
+        rows.append([item.case, item.status, *shown, str(item.slices), *used, f"{item.seconds:.1f}"])
     screen.table(columns, rows)
 
 
@@ -105,8 +109,10 @@ def _content(result: Any, by_case: bool) -> dict[str, Any]:
 
 
 def not_used(skipped: Sequence[tuple[Path, str]]) -> str:
-    """Return how many files are not used, in words."""
-    return f"{len(skipped)} files not used" if len(skipped) != 1 else "1 file not used"
+    """Return how many files are not used, and the most frequent reasons, in words."""
+    counts = Counter(reason for _, reason in skipped).most_common(2)
+    why = f" ({', '.join(f'{count} x {reason}' for reason, count in counts)})" if counts else ""
+    return (f"{len(skipped)} files not used" if len(skipped) != 1 else "1 file not used") + why
 
 
 def shape_text(shape: Sequence[int] | None) -> str:

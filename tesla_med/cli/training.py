@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from shutil import which
 from typing import Annotated
 
 import typer
@@ -39,7 +42,7 @@ def demo(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Show the whole workflow on generated data: train, adapt, report. Takes under 3 minutes."""
+    """Show the whole workflow on generated data: train, adapt, report. About 3 minutes on 2 idle cores."""
     from tesla_med.demo.demo import DEMO_TASKS, run_demo
 
     choice("--task", task, DEMO_TASKS)
@@ -62,8 +65,15 @@ def demo(
     )
     for row in result.rows:
         screen.say(f"Report of {row.site}: {row.report}")
-    screen.say(f"Curves: tesla-med tensorboard {result.out}")
+    screen.say(f"Curves: {_program()} tensorboard {result.out}")
     screen.result({"out": result.out, "weights": result.weights, **result.record()})
+
+
+def _program() -> str:
+    """Return how this program is called: by its path where the virtual environment is not active."""
+    beside = Path(sys.executable).with_name("tesla-med")
+    active = which("tesla-med") is not None or not beside.is_file()
+    return "tesla-med" if active else os.path.relpath(beside)
 
 
 @app.command(epilog="Example: tesla-med train --pipeline prostate --sites A,B --volumes ./nii --out source")

@@ -203,7 +203,10 @@ def _site_path(name: str, pipeline: str | None, roots: list[Path]) -> tuple[Path
     known = [f"{item}/{key}" for item in folders for key in site_files(item, roots)]
     if folder and folder not in site_folders(roots):
         raise ConfigError(unknown_name("site folder", folder, site_folders(roots)))
-    raise ConfigError(unknown_name("site", name, known) + " Add one as site_configs/<pipeline>/<id>.yaml.")
+    raise ConfigError(
+        unknown_name("site", name, known) + " Add one as site_configs/<pipeline>/<id>.yaml "
+        "in the folder in which you call tesla-med."
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -49,12 +49,12 @@ ASTRAY = "the mask lies, or is sized, as no organ of the training"
 HALF = 0.5
 """Share of the way of the candidates in between."""
 LABELS = {
-    "source": "the source's",
-    "own": "the source's under the volume's own statistics",
-    "half": "the source's half way to the volume's own statistics",
-    "part": "that half way between source and adapted",
-    "mixed": "the adapted network's half way to the source's statistics",
-    "adapted": "the adapted",
+    "source": "the source's mask",
+    "own": "the source's mask under the volume's own statistics",
+    "half": "the source's mask half way to the volume's own statistics",
+    "part": "the mask of the network half way between source and adapted",
+    "mixed": "the adapted network's mask half way to the source's statistics",
+    "adapted": "the adapted mask",
 }
 VERDICTS = {
     "source": Verdict(0.0, ""),
@@ -284,7 +284,7 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     if len(refused) == len(names):
         usable = [name for name in names if _size_fits(name, names, signals, config)] or ["source"]
         best = max(usable, key=lambda name: signals[f"consistency_{name}"])
-        text = f"nothing is trustworthy here: no two masks agree; {LABELS[best]} mask is the most consistent"
+        text = f"nothing is trustworthy here: no two masks agree; {LABELS[best]} is the most consistent"
         collapsed &= best != "adapted"
         return _verdict(best, text, signals, collapsed=collapsed, trusted=False)
     left = [name for name in names if name not in refused]
@@ -311,10 +311,10 @@ def _verdict(name: str, reason: str, signals: dict[str, float], *, collapsed: bo
 def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], doubts: str) -> str:
     parts = [f"nothing is trustworthy here: {doubts}"] if doubts else []
     if "adapted" in refused:
-        parts.append(f"the adapted mask {refused['adapted']}; {LABELS[best]} mask is taken")
+        parts.append(f"the adapted mask {refused['adapted']}; {LABELS[best]} is taken")
     elif best != "adapted":
         figures = f"{trust[best]:.2f} against {trust['adapted']:.2f}"
-        parts.append(f"{LABELS[best]} mask is trusted more than the adapted one ({figures})")
+        parts.append(f"{LABELS[best]} is trusted more than the adapted one ({figures})")
     elif "source" in refused:
         parts.append(f"the source's mask {refused['source']}")
     return "; ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,9 +89,9 @@ def find_cases(
     )
     files, skipped = walk(folder, foreign)
     matcher = Matcher(site, folder, channels)
-    files = matcher.with_roots(files, skipped)
+    files = matcher.without_masks(matcher.with_roots(files, skipped), skipped)
     cases = matcher.cases(files, skipped, each=each)
-    remarks = matcher.remarks(cases, files)
+    remarks = (*_elsewhere(folder, own, other_sites), *matcher.remarks(cases, files))
     for text in remarks:
         log.warning("site %s: %s", site.id, text)
     cases = cases or _series(files, folder, site, skipped)
@@ -104,6 +104,14 @@ def find_cases(
         tuple(sorted(skipped, key=lambda item: natural(item[0]))),
         remarks,
     )
+
+
+def _elsewhere(folder: Path, own: frozenset[str], other_sites: Sequence[SiteConfig]) -> Iterator[str]:
+    """Yield a remark where the folder is called after the institution of another site."""
+    called = fold(folder.resolve().name)
+    for site in other_sites if called not in own else ():
+        if site.institution and fold(site.institution) == called:
+            yield f"the folder {folder} is called after another site, {site.id}; is it the right one?"
 
 
 def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
@@ -228,8 +236,11 @@ def _nothing(
     known = set(files)
     aside = Counter(reason for path, reason in skipped if path not in known)
     left_out = "".join(f"; left out: {count} x {reason}" for reason, count in sorted(aside.items()))
+    if not files and left_out:
+        name = site.institution or site.id
+        return f"{start}; images are expected in this folder or in one called {name} in it{left_out}"
     if not files:
-        return f"{start}; the folder holds no files{left_out}"
+        return f"{start}; the folder holds no files"
     kinds = Counter(
         volume_suffix(path.name).lower() or path.suffix.lower() or "no extension" for path in files
     )

@@ -11,10 +11,10 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.fetched import unfetched
-from tesla_med.io.masks import SUFFIX_PARTS
+from tesla_med.io.masks import SUFFIX_PARTS, mask_name
 from tesla_med.io.names import fold
 from tesla_med.io.patterns import Match, NamePattern
-from tesla_med.io.volumes import VOLUME_SUFFIXES, volume_suffix
+from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
 from tesla_med.io.walk import Skipped, walk
 from tesla_med.types import Case
 
@@ -95,6 +95,23 @@ class Matcher:
                 every += more
                 skipped += left_out
         return list(dict.fromkeys(every))
+
+    def without_masks(self, files: Sequence[Path], skipped: list[Skipped]) -> list[Path]:
+        """Return ``files``; where every name may be an image's, without masks of others by their names.
+
+        ``Case07_segmentation.nii.gz`` is left out, with its reason, where ``Case07.nii.gz`` lies beside it.
+        """
+        if [pattern.text for pattern in self.images] != ["*"]:
+            return list(files)
+        inside = [path for path in files if volume_suffix(path.name) and path.is_relative_to(self.folder)]
+        own = {path: (path.relative_to(self.folder).parent / stem(path)).as_posix() for path in inside}
+        names, masks = set(own.values()), set()
+        for path, name in own.items():
+            image = mask_name(path.relative_to(self.folder))
+            if image != name and image in names and not self.is_mask(path):
+                masks.add(path)
+        skipped += [(path, "the mask of another image, by its name") for path in masks]
+        return [path for path in files if path not in masks]
 
     def others(self, paths: Sequence[Path]) -> _Others:
         """Return masks and channels by layer and where they belong."""

@@ -143,6 +143,11 @@ def read_card(path: Path) -> ModelCard | None:
         ) from None
 
 
+def _may_be_weights(path: Path) -> bool:
+    """Return whether a file may hold the weights of a network, by its name."""
+    return path.suffix.lower() in SUFFIXES and not path.stem.endswith(".statistics")
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict: safetensors, or a PyTorch file holding nothing but weights.
 
@@ -153,8 +158,20 @@ def read_state(path: Path) -> dict[str, Tensor]:
         CheckpointError: missing, another suffix, damaged, a file that would run code, or no one state dict.
     """
     check_fetched(path, CheckpointError)
+    if path.is_dir():
+        there = {
+            item.name: SUFFIXES.index(item.suffix.lower()) for item in path.iterdir() if _may_be_weights(item)
+        }
+        inside = sorted(there, key=lambda name: (there[name], name))
+        hint = f"; it holds {' and '.join(inside[:3])}" if inside else ""
+        raise CheckpointError(
+            f"no weights at {path}: a folder, but not that of an nnU-Net or a MONAI bundle{hint}; give a file"
+        )
     if not path.is_file():
-        raise CheckpointError(f"no weights at {path}; give a {' or '.join(SUFFIXES)} file with --weights")
+        raise CheckpointError(
+            f"no weights at {path}; --weights takes a file ({', '.join(SUFFIXES)}), "
+            "the folder of an nnU-Net or a MONAI bundle"
+        )
     if path.suffix.lower() not in SUFFIXES:
         raise CheckpointError(f"{path}: expected one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     try:

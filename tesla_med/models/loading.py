@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from torch import Tensor, nn
 
 from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
@@ -228,7 +229,16 @@ def _expected(given: Section, taken: Section, pipeline: PipelineConfig) -> Secti
 
 
 def _differences(trained: Section, given: Section, prefix: str) -> list[str]:
-    before, now = trained.model_dump(), given.model_dump()
+    before, now = trained.model_dump(mode="json"), given.model_dump(mode="json")
+    texts = {key: [_in_yaml(found[key]) for found in (before, now)] for key in before}
     return [
-        f"{prefix}.{key} = {before[key]} (pipeline: {now[key]})" for key in before if before[key] != now[key]
+        f"{prefix}.{key}={of_card} (pipeline: {own})"
+        for key, (of_card, own) in texts.items()
+        if before[key] != now[key]
     ]
+
+
+def _in_yaml(value: Any) -> str:
+    """Return a value as it stands in a YAML file, in one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()

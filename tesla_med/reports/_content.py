@@ -80,11 +80,12 @@ class CaseRow:
 
 
 def severity(result: CaseResult, quality: QualityConfig) -> tuple[int, float, float, str]:
-    """Sort key, worst first: failed, unscored, to be reviewed, the largest drop, the lowest Dice.
+    """Sort key, worst first: failed, unscored, not trusted, to review, the largest drop, the lowest Dice.
 
     Without references the predicted Dice takes the place of the Dice.
     """
-    rank = {"failed": 0, "unscored": 1}.get(result.status, 2 if needs_review(result, quality) else 3)
+    usual = 2 if not result.trusted else 3 if needs_review(result, quality) else 4
+    rank = {"failed": 0, "unscored": 1}.get(result.status, usual)
     ours, source = result.mean_dice, result.mean_dice_source
     drop = 0.0 if ours is None or source is None else min(0.0, round(ours - source, 4))
     known = result.predicted_dice if ours is None else ours
@@ -160,10 +161,15 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     if taken["source"] or taken["partial"]:
         parts = [f"{taken['partial']} partly", f"{taken['adapted']} in full"]
         shown.append(Tile("Source mask kept", str(taken["source"]), "adapted " + ", ".join(parts)))
-    troubles = [f"{counts[key]} {key}" for key in ("empty", "unscored", "blank", "collapsed") if counts[key]]
-    untrusted = sum(not item.trusted for item in results)
-    troubles += [f"{untrusted} not trusted"] if untrusted else []
-    shown.append(Tile("Failed", str(counts["failed"]), ", ".join(troubles) or "nothing else to report"))
+    untrusted = sum(not item.trusted for item in results if item.status != "failed")
+    troubles = [f"{untrusted} not trusted"] if untrusted else []
+    troubles += [
+        f"{counts[key]} {key}"
+        for key in ("failed", "empty", "unscored", "blank", "collapsed")
+        if counts[key]
+    ]
+    total = str(counts["failed"] + untrusted)
+    shown.append(Tile("Failed or not trusted", total, ", ".join(troubles) or "nothing to report"))
     return shown
 
 

@@ -163,7 +163,7 @@ def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> Non
     ece = figures["ece"]
     above.set_title(f"{model}   ECE {'n/a' if ece is None else format(ece, '.3f')}", color=INK, fontsize=11)
     above.set(xlim=(0, 1), ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
-    above.legend(loc="upper left", fontsize=7.5, frameon=False)
+    above.legend(loc="upper left", fontsize=7.5, framealpha=0.85, edgecolor="none")
     below.bar(left, counts, width, align="edge", color=color, edgecolor="white", linewidth=0.8)
     below.set_yscale("symlog", linthresh=10)
     below.set_ylim(bottom=0)

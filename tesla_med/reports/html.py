@@ -150,7 +150,9 @@ class CasePage:
             referenced=_content.has_references(results),
             rows=rows,
             classes=_content.class_summary(results),
-            predicted_classes=predicted_table(found := predicted_cases(results, run.pipeline), "case"),
+            predicted_classes=predicted_table(
+                found := predicted_cases(results, run.pipeline), "case", frozen=run.method == "source"
+            ),
             warned=found.remarks,
             headings=[_content.heading(metric) for metric in _content.figure_metrics(results)],
             definitions=_content.definitions(),
@@ -200,7 +202,9 @@ class TilePage:
             version=__version__,
             figures=class_figures(results, run.pipeline),
             pictures=pictures,
-            predicted_classes=predicted_table(found := predicted_tiles(results, run.pipeline), "tile"),
+            predicted_classes=predicted_table(
+                found := predicted_tiles(results, run.pipeline), "tile", frozen=run.method == "source"
+            ),
             warned=found.remarks,
             remarks=Counter(text for item in results for text in item.notes),
             unread=[item for item in results if item.status == "failed"],

@@ -71,15 +71,21 @@ def predicted_cases(results: Sequence[CaseResult], pipeline: PipelineConfig) -> 
     return Predicted(counts, tuple(remarks))
 
 
-def predicted_table(found: Predicted, noun: str) -> tuple[list[str], list[list[str]]]:
+def predicted_table(
+    found: Predicted, noun: str, *, frozen: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows of the counts, as text.
 
     Args:
         found: the counts.
         noun: what is counted, in the singular.
+        frozen: nothing was adapted, so that there is one model.
     """
     keys = list(next(iter(found.counts.values()), {}))
     titles = {"source": f"{plural(noun)}, source", "adapted": f"{plural(noun)}, adapted"}
     titles |= {f"voxels_{model}": f"voxels, {model}" for model in ("source", "adapted")}
+    if frozen:
+        keys = [key for key in keys if key.endswith("adapted")]
+        titles = {"adapted": plural(noun), "voxels_adapted": "voxels"}
     rows = [[name, *(str(item[key]) for key in keys)] for name, item in found.counts.items()]
     return ["predicted class", *(titles[key] for key in keys)], rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -114,7 +115,12 @@ def test_list(what, entry, capsys):
 
 def test_list_of_something_else(capsys):
     assert run(["list", "wishes"]) == 2
-    assert "methods, ops, models, reports, exports, metrics, tasks, pipelines" in capsys.readouterr().err
+    known = "methods, ops, models, reports, exports, metrics, tasks, pipelines"
+    assert f"Known: {known}" in capsys.readouterr().err
+    assert run(["list"]) == 2
+    told = capsys.readouterr().err
+    assert f"say what to list. Known: {known}" in told
+    assert "tesla-med sites list" in told
 
 
 def test_sites(place, capsys):
@@ -214,8 +220,13 @@ def test_predict_and_evaluate(place, weights, capsys):
     assert shown.err == ""
     checkpoint = "runs/X/tesla-N-M/checkpoints/adapted.safetensors"
     more = [text for item in small.BARE for text in ("--set", item)]
-    assert run(["predict", "--weights", checkpoint, "--volumes", "nii", "--site", "X", *more, "--quiet"]) == 0
+    frozen = ["predict", "--weights", checkpoint, "--volumes", "nii", "--site", "X", *more]
+    assert run([*frozen, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+    assert run([*frozen, "--overwrite"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^Mean Dice: [\d.]+ %$", told, re.MULTILINE)
+    assert "source" not in told.replace("runs/X", "")  # one model, which may have been adapted
     runs = place / "runs/X"
     assert small.files_below(runs / "predict/masks") == small.files_below(runs / "tesla-N-M/masks")
     line = ["evaluate", "--predictions", "runs/X/tesla-N-M/masks", "--references", "nii"]

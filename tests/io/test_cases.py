@@ -253,3 +253,34 @@ def test_development_data(shared: Path) -> None:
     cord = find_cases(shared / "data" / "spinal_cord", load_site("gm2018-CEI", "spinal_cord"))
     assert found(cord) == ["sub-10062Ses1_T2starw", "sub-10062Ses2_T2starw"]
     assert all(case.labelled and case.region_mask == case.masks[0] for case in cord.cases)
+
+
+def test_without_patterns_masks_beside_their_images_are_no_images(tmp_path: Path) -> None:
+    names = ("a/P1.nii.gz", "a/P1_segmentation.nii.gz", "a/P2.nii.gz", "a/P2-seg.nrrd", "b/P3_label.nii.gz")
+    fill(tmp_path, *names, "b/P1_mask.nii.gz", "T1_ref_seg.nii")
+    cases = find_cases(tmp_path, site("any", "", files={"image": ["*"]}))
+    assert found(cases) == ["a/P1", "a/P2", "b/P1_mask", "b/P3_label", "T1_ref_seg"]  # no image beside them
+    why = "the mask of another image, by its name"
+    assert reasons(cases) == {"a/P1_segmentation.nii.gz": why, "a/P2-seg.nrrd": why}
+    named = find_cases(tmp_path, site("any", "", files={"image": ["P*.nii.gz"]}))
+    assert "a/P1_segmentation" in found(named)  # what patterns say counts
+
+
+def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplog) -> None:
+    fill(tmp_path, "BIDMC/Case01.nii.gz", "other/Case01.nii.gz")
+    others = [site("E", "BIDMC")]
+    cases = find_cases(tmp_path / "BIDMC", site(), others)
+    assert cases.remarks == (
+        f"the folder {tmp_path / 'BIDMC'} is called after another site, E; is it the right one?",
+    )
+    assert "is it the right one?" in caplog.text
+    assert find_cases(tmp_path / "other", site(), others).remarks == ()
+    assert find_cases(tmp_path / "BIDMC", site("E", "BIDMC"), [site()]).remarks == ()
+
+
+def test_of_folders_of_other_sites_alone_it_is_said_where_images_are_expected(tmp_path: Path) -> None:
+    fill(tmp_path, "BIDMC/Case01.nii.gz")
+    with pytest.raises(
+        DataError, match=r"in this folder or in one called UCL in it; left out: 1 x the folder of"
+    ):
+        find_cases(tmp_path, site(), [site("E", "BIDMC")])

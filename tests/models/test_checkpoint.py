@@ -249,7 +249,11 @@ def test_files_that_are_something_else(suffix, tmp_path):
 def test_no_file_and_another_suffix(tmp_path):
     with pytest.raises(CheckpointError, match=r"no weights at .*missing\.pth.*--weights"):
         read_state(tmp_path / "missing.pth")
-    with pytest.raises(CheckpointError, match="no weights at"):
+    with pytest.raises(CheckpointError, match="a folder, but not that of an nnU-Net or a MONAI bundle"):
+        read_state(tmp_path)
+    for name in ("last.pt", "source.statistics.safetensors", "source.safetensors", "source.json"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(CheckpointError, match=r"holds source\.safetensors and last\.pt; give a file"):
         read_state(tmp_path)
     (tmp_path / "weights.h5").write_text("")
     with pytest.raises(CheckpointError, match=r"expected one of \.safetensors.*got '\.h5'"):

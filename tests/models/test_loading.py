@@ -51,9 +51,9 @@ def test_the_card_decides_network_and_preprocessing(weights):
     text = " ".join(loaded.notes)
     assert len(loaded.notes) == 2
     assert loaded.warnings == ()
-    assert "preprocessing.size = (48, 48) (pipeline: (96, 96))" in text
+    assert "preprocessing.size=[48, 48] (pipeline: [96, 96])" in text
     assert "preprocessing.intensity" in text
-    assert "model.params = {'width': 4} (pipeline: {'width': 64})" in text
+    assert "model.params={width: 4} (pipeline: {width: 64})" in text
     assert "model_range" not in text
     assert loaded.pipeline.methods == given.methods
     assert given.preprocessing.size == (96, 96)
@@ -65,7 +65,7 @@ def test_overrides_stay_with_a_warning(weights):
     assert loaded.pipeline.preprocessing.size == (64, 64)
     assert len(loaded.warnings) == 1
     assert loaded.warnings[0].startswith("--set departs from what the weights were trained with")
-    assert "preprocessing.size = (48, 48) (pipeline: (64, 64))" in loaded.warnings[0]
+    assert "preprocessing.size=[48, 48] (pipeline: [64, 64])" in loaded.warnings[0]
 
 
 def test_an_override_of_something_else_does_not_stop_the_card(weights):

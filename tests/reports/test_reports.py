@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -223,6 +224,23 @@ def test_page_shows_the_three_areas_with_intervals(tmp_path):
         assert change in text
         figures = [summary[area][model]["2"]["ece"] for model in ("source", "adapted")]
         assert f"{title} central zone {figures[0]:.3f} {figures[1]:.3f}" in text
+
+
+def test_cases_without_a_trusted_mask_come_first_and_are_not_called_ok(tmp_path):
+    run = run_context(tmp_path, 3)
+    pairs = [case(run, number) for number in (1, 2)]
+    pairs[1] = (pairs[1][0].model_copy(update={"trusted": False}), pairs[1][1])
+    html = page(run, pairs)
+    names = [pairs[1][0].case, pairs[0][0].case]
+    places = [html.index(f">{name}</") for name in names]
+    assert places == sorted(places)
+    first, second = html[places[0] : places[1]], html[places[1] : html.index("<h2>Slices")]
+    assert "please review" in first
+    assert 'class="chip ok"' not in first
+    assert 'class="chip ok"' in second
+    text = text_of(html)
+    assert "Failed or not trusted 1 1 not trusted" in text
+    assert "then those of which no mask is trusted" in text
 
 
 def test_intervals_of_a_single_case_are_not_applicable(tmp_path):
@@ -622,7 +640,6 @@ def test_signed_changes():
 
 
 def test_the_page_of_tiles_has_counts_and_settings(tmp_path):
-    from dataclasses import replace
 
     made = {"method": {"name": "tesla", "parameters": {"learning_rate": 0.00125}}, "device": "cpu"}
     found = {"failed": {"TUM/90.png": "a result"}, "predicted": {"tumour": {"source": 3}}}
