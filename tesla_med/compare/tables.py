@@ -35,8 +35,8 @@ LOST = (
     "seeds, averaged over sites. ECE: over all labelled tiles, first seed, mean over sites. "
 )
 PASSES = (
-    "Passes: forward passes of the network per {piece}, about; a backward pass counts as two, and the "
-    "unadapted model's prediction is one. "
+    "Passes: forward passes of the network per {piece}, about; a backward pass counts as two; those of the "
+    "unadapted model's prediction, and of the choice of the scaling where there is one, are in every row. "
 )
 TESTS = (
     "Change of the row in points, per site and averaged as in the first table, against the row that is "

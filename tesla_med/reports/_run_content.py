@@ -73,10 +73,11 @@ def settings(run: RunContext) -> list[tuple[str, list[tuple[str, str]]]]:
     groups = [("run", [(key, value) for key, value in pairs if value])]
     loose: list[tuple[str, str]] = []
     for key, value in run.manifest.items():
-        if key in RESULTS:
+        if key in RESULTS or key == "notes":  # these stand above
             continue
         if isinstance(value, Mapping):
-            groups.append((str(key), list(_flat(value))))
+            rows = [(name.removeprefix("parameters."), text) for name, text in _flat(value)]
+            groups.append((str(key), rows))
         else:
             loose.append((str(key), _plain(value)))
     if loose:

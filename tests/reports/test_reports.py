@@ -651,7 +651,7 @@ def test_the_page_of_tiles_has_counts_and_settings(tmp_path):
         ours = [int(np.argmax(record.probs)) for record, _ in pairs]
         assert f"{item.name} {before.count(number)} {ours.count(number)}" in text
     settings = text.split("Settings")[1]
-    for wanted in ("parameters.learning_rate 0.00125", "device cpu", "seed 0", "pipeline kather"):
+    for wanted in ("learning_rate 0.00125", "device cpu", "seed 0", "pipeline kather"):
         assert wanted in settings
     assert "a result" not in settings
     assert "13 tiles, of which 1 could not be read" in text
