@@ -24,7 +24,7 @@ from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
 from tesla_med.config.tables import TableConfig
-from tesla_med.errors import OutputError, TeslaMedError
+from tesla_med.errors import ConfigError, OutputError, TeslaMedError
 from tesla_med.io.cases import check_there, find_cases
 from tesla_med.io.files import sha256, write_json
 from tesla_med.io.locks import in_folder, output_lock
@@ -137,6 +137,7 @@ class _Grid:
     def run(self, resume: bool, progress: Progress) -> Comparison:
         """Run what is missing, then write everything."""
         check_there(self.volumes)
+        self._check_weights()
         self._open(resume)
         chains = self._chains()
         done = skipped = told = 0
@@ -178,6 +179,12 @@ class _Grid:
         return 1
 
     # ------------------------------------------------------------ cells
+
+    def _check_weights(self) -> None:
+        """Raise ConfigError where no cell has a source model: none is given, and no site names its own."""
+        if self.weights is None and all(self._configs(cell)[0].weights is None for cell in self.wanted):
+            names = ", ".join(self.given_sites)
+            raise ConfigError(f"no weights: give --weights, or 'weights' in the configuration of {names}")
 
     def _open(self, resume: bool) -> None:
         """Read what is there and check that it was made with the same settings.

@@ -164,9 +164,7 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     untrusted = sum(not item.trusted for item in results if item.status != "failed")
     troubles = [f"{untrusted} not trusted"] if untrusted else []
     troubles += [
-        f"{counts[key]} {key}"
-        for key in ("failed", "empty", "unscored", "blank", "collapsed")
-        if counts[key]
+        f"{counts[key]} {key}" for key in ("failed", "empty", "unscored", "blank", "collapsed") if counts[key]
     ]
     total = str(counts["failed"] + untrusted)
     shown.append(Tile("Failed or not trusted", total, ", ".join(troubles) or "nothing to report"))

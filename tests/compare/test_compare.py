@@ -241,6 +241,15 @@ def test_rows_of_a_table_are_run_apart_and_shown_together(weights, volumes, tmp_
     assert "unknown row of the table 'nobody'" in capsys.readouterr().err
 
 
+def test_without_any_weights_nothing_is_begun(volumes, tmp_path):
+    table = make_table("prostate", SITES, ("source", "bn"), ("N-O",), 1)
+    with pytest.raises(
+        ConfigError, match="no weights: give --weights, or 'weights' in the configuration of D, E"
+    ):
+        compare_methods(table, volumes, out=tmp_path / "out", device="cpu", overrides=SETTINGS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_volumes_that_are_not_there_end_it(weights, tmp_path):
     table = make_table("prostate", ("D",), ("source",), ("N-O",), 1)
     with pytest.raises(DataError, match="no such file or folder"):
