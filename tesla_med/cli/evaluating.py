@@ -91,7 +91,8 @@ def evaluate(
     for text in result.remarks():
         screen.remark(text)
     for title, columns, rows in result.tables():
-        screen.table(columns, rows, title=title or None)
+        if rows:
+            screen.table(columns, rows, title=title or None)
     for text in result.errors():
         sys.stderr.write(f"{text}\n")
     screen.result(result.record())

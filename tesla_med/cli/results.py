@@ -28,7 +28,7 @@ def show_run(screen: Screen, result: Any) -> int:
     if scored:
         before, after = percent(result.mean_source), percent(result.mean)
         means = f"{after} %" if frozen else f"source {before} %, {method} {after} %"
-        screen.say(f"{'Mean ' if by_case else ''}{metric}: {means}")
+        screen.say(f"{f'Mean {metric}{_of_scored(result)}' if by_case else metric}: {means}")
     for item in result.failed[:SHOWN]:
         sys.stderr.write(f"{item.case}: {item.status}: {item.reason}\n")
     if len(result.failed) > SHOWN:
@@ -58,6 +58,12 @@ def show_run(screen: Screen, result: Any) -> int:
             screen.say(f"Report: {path}")
     screen.result(_content(result, by_case))
     return 0 if result.complete else 1
+
+
+def _of_scored(result: Any) -> str:
+    """Return of how many cases a mean is, in words, where that is not all."""
+    count = sum(item.headline is not None for item in result.results)
+    return f" of {count} of {len(result.results)} cases" if count < len(result.results) else ""
 
 
 def not_made(reports: Mapping[str, str], remedy: str) -> None:

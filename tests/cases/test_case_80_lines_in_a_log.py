@@ -2,7 +2,6 @@
 left; a remark about a case is printed once, with --verbose too.
 """
 
-import io
 import re
 
 import nibabel as nib
@@ -72,18 +71,3 @@ def test_many_tiles_are_few_lines(tmp_path, tile_weights, monkeypatch, capsys):
     assert adapt(tile_weights, "--method", "source", "--overwrite", **line) == 0
     said = capsys.readouterr().err
     assert re.findall(r"^tiles (\d+)/24: ", said, re.MULTILINE)[-1:] == ["24"]
-
-
-def test_what_was_told_of_is_told_of_to_its_end(monkeypatch):
-    from tesla_med.cli import console
-
-    clock, stream = iter((0.0, 11.0, 12.0, 13.0, 13.0, 13.5)), io.StringIO()
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    lines = console._Lines(stream)
-    for stage, done in (("easy: cases", 0), ("easy: cases", 1), ("easy: cases", 2), ("easy: cases", 3)):
-        lines(stage, done, 3)
-    for done in (0, 3):
-        lines("images", done, 3)  # over at once: no line
-    said = stream.getvalue().splitlines()
-    assert [line.split(":")[1].split()[-1] for line in said] == [["cases", "1/3"][-1], "3/3"]
-    assert said[-1].endswith("in all")

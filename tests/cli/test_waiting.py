@@ -1,5 +1,6 @@
-"""An estimate that fails, and Ctrl-C in the middle of an update."""
+"""An estimate that fails, Ctrl-C in the middle of an update, and the last line of what is told of."""
 
+import io
 import os
 import signal
 
@@ -58,3 +59,18 @@ def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, pr
     assert adapt(small_weights, *more) == 2
     assert adapt(small_weights, *more, "--resume") == 0
     assert small.masks(place / "out") == small.masks(place / "whole")
+
+
+def test_what_was_told_of_is_told_of_to_its_end(monkeypatch):
+    from tesla_med.cli import console
+
+    clock, stream = iter((0.0, 11.0, 12.0, 13.0, 13.0, 13.5)), io.StringIO()
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    lines = console._Lines(stream)
+    for stage, done in (("easy: cases", 0), ("easy: cases", 1), ("easy: cases", 2), ("easy: cases", 3)):
+        lines(stage, done, 3)
+    for done in (0, 3):
+        lines("images", done, 3)  # over at once: no line
+    said = stream.getvalue().splitlines()
+    assert [line.split(":")[1].split()[-1] for line in said] == [["cases", "1/3"][-1], "3/3"]
+    assert said[-1].endswith("in all")
