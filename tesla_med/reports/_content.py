@@ -167,7 +167,7 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
         f"{counts[key]} {key}" for key in ("failed", "empty", "unscored", "blank", "collapsed") if counts[key]
     ]
     total = str(counts["failed"] + untrusted)
-    shown.append(Tile("Failed or not trusted", total, ", ".join(troubles) or "nothing to report"))
+    shown.append(Tile("In doubt", total, ", ".join(troubles) or "nothing to report"))
     return shown
 
 

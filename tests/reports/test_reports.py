@@ -239,7 +239,7 @@ def test_cases_without_a_trusted_mask_come_first_and_are_not_called_ok(tmp_path)
     assert 'class="chip ok"' not in first
     assert 'class="chip ok"' in second
     text = text_of(html)
-    assert "Failed or not trusted 1 1 not trusted" in text
+    assert "In doubt 1 1 not trusted" in text
     assert "then those of which no mask is trusted" in text
 
 
