@@ -377,6 +377,13 @@ def every_line(out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines, whose last one may have been cut off."""
+    before = path.read_bytes() if path.is_file() else b""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(("\n" if before and not before.endswith(b"\n") else "") + json.dumps(line) + "\n")
+
+
 def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:
     """Run what is missing: the grids, then the chosen settings with every seed."""
     number, parts = (int(item) for item in options.part.split("/"))
@@ -401,8 +408,7 @@ def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:
                 print("the time is up; call again to go on", flush=True)
                 return
             line = lab.run(cell)
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+            append_line(path, line)
             print(f"{cell.key}: Dice {100 * line['mean']:.1f}, {line['seconds']:.0f} s", flush=True)
 
 

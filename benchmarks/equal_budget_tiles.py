@@ -31,7 +31,7 @@ from typing import Any
 
 import histology
 import numpy as np
-from equal_budget import FIXED, default_rate, grid
+from equal_budget import FIXED, append_line, default_rate, grid
 
 from tesla_med.config.models import PipelineConfig, Protocol
 from tesla_med.models.base import default_device, device_name
@@ -51,6 +51,8 @@ ALIKE = {"statistics_warm_up": False, "predict_views": 1}
 STILL = 1e-12
 """A rate at which nothing is learned."""
 SEEDS, FIRST = 3, 0
+TARGETS = "targets.json"
+"""What all cells of a folder share: the tiles, by seed, and the networks."""
 FOLDS = 2
 
 
@@ -215,7 +217,12 @@ def work(options: argparse.Namespace) -> None:
     options.until = time.perf_counter() + options.seconds
     seeds = range(FIRST, SEEDS)
     targets = {f"shifts {seed}": histology.data_of("shifts", seed, options)[2] for seed in seeds}
-    (options.out / "targets.json").write_text(json.dumps(targets) + "\n", encoding="utf-8")
+    about = {name: getattr(options, name) for name in ("size", "width", "steps", "set")}
+    now = json.dumps(about | {"targets": targets}) + "\n"
+    path = options.out / TARGETS
+    if path.is_file() and path.read_text(encoding="utf-8") != now:
+        raise SystemExit(f"{options.out}: holds cells of other tiles or networks; choose another --out")
+    path.write_text(now, encoding="utf-8")
     jobs = [(histology.train, "shifts", seed, options) for seed in seeds]
     for row in histology.results(jobs, options):
         print(histology.line_of(row), flush=True)
@@ -225,8 +232,7 @@ def work(options: argparse.Namespace) -> None:
         todo = [cell for cell in cells if cell.key not in lines]
         print(f"{stage}: {len(todo)} of {len(cells)} cells to do", flush=True)
         for line in histology.results([(measure, cell, options) for cell in todo], options):
-            with (options.out / "cells.jsonl").open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+            append_line(options.out / "cells.jsonl", line)
             name = Cell(*(line[key] for key in Cell.__dataclass_fields__)).key
             wrong = 100 * (1 - float(np.mean(line["accuracy"])))
             print(f"{name}: error {wrong:.1f} %, {line['seconds']:.1f} s", flush=True)
@@ -300,7 +306,7 @@ def setting_text(params: Mapping[str, Any]) -> str:
 def tables(options: argparse.Namespace) -> Iterator[str]:
     """Yield the tables of every block as Markdown."""
     lines = every_line(options.out)
-    targets = json.loads((options.out / "targets.json").read_text(encoding="utf-8"))
+    targets = json.loads((options.out / TARGETS).read_text(encoding="utf-8"))["targets"]
     for block in options.blocks:
         rows = list(reported(lines, targets, options, block))
         yield f"### Statistics: {block}\n"

@@ -183,7 +183,8 @@ class Plan:
 
         notes = self.notes + some_of(NOT_FINITE, diverged, len(self.refs), self.task.unit)
         outcome = self.out, tuple(results), tuple(files), self.items.skipped, notes, self.task.metric
-        return SiteResult(*outcome, diverged, len(self.refs), broken, self.task.predicted(results))
+        predicted = self.task.predicted(results)
+        return SiteResult(*outcome, diverged, len(self.refs), broken, predicted, self.method)
 
     def method_params(self, name: str) -> dict[str, Any]:
         """Return the parameters of a method: the pipeline's, for ``source`` over those of the card."""

@@ -311,6 +311,7 @@ class SiteResult:
         units: how many units the run had.
         reports_failed: reports that could not be made, with the reason.
         predicted: how often each class is predicted.
+        method: that adapted.
     """
 
     out: Path
@@ -323,6 +324,7 @@ class SiteResult:
     units: int = 0
     reports_failed: Mapping[str, str] = field(default_factory=dict)
     predicted: Predicted = Predicted()
+    method: str = ""
 
     @property
     def failed(self) -> tuple[Any, ...]:

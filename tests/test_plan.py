@@ -124,7 +124,7 @@ def test_weights(volumes, weights, tmp_path):
 
 def test_no_images(weights, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no files"):
+    with pytest.raises(DataError, match="holds no files of its own"):
         plan(tmp_path / "empty", weights)
     with pytest.raises(DataError, match="no such file"):
         plan(tmp_path / "missing", weights)

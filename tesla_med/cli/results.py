@@ -10,7 +10,7 @@ from typing import Any
 
 from tesla_med.cli.console import Screen
 from tesla_med.scoring.predicted import predicted_table
-from tesla_med.scoring.text import change, metric_title, percent
+from tesla_med.scoring.text import change, counted, metric_title, percent
 
 SHOWN = 20
 """At most this many items are named one by one."""
@@ -21,7 +21,7 @@ def show_run(screen: Screen, result: Any) -> int:
     by_case = result.metric == "dice"
     metric = metric_title(result.metric)
     scored = result.mean is not None
-    method = getattr(result.results[0], "method", "") or "adapted"
+    method = result.method or "adapted"
     frozen = method == "source"  # against itself it says nothing
     if by_case:
         _show_cases(screen, result, method, metric)
@@ -52,7 +52,7 @@ def show_run(screen: Screen, result: Any) -> int:
         blank = sum(item.status == "blank" for item in result.results)
         read = len(result.results) - len(result.failed) - blank
         without = f", {blank} without tissue" if blank else ""
-        screen.say(f"{read} tiles, {len(result.failed)} not read{without}. Predictions: {table}")
+        screen.say(f"{counted(read, 'tile')}, {len(result.failed)} not read{without}. Predictions: {table}")
     for path in result.files:
         if path.name == "report.html":
             screen.say(f"Report: {path}")

@@ -13,7 +13,7 @@ from tesla_med.config.paths import user_path
 from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
 from tesla_med.io.fetched import check_fetched
-from tesla_med.io.matching import READABLE, Matcher
+from tesla_med.io.matching import MASK_BY_NAME, READABLE, Matcher
 from tesla_med.io.names import fold, natural
 from tesla_med.io.patterns import Match
 from tesla_med.io.series import choose_series
@@ -91,7 +91,11 @@ def find_cases(
     matcher = Matcher(site, folder, channels)
     files = matcher.without_masks(matcher.with_roots(files, skipped), skipped)
     cases = matcher.cases(files, skipped, each=each)
-    remarks = (*_elsewhere(folder, own, other_sites), *matcher.remarks(cases, files))
+    remarks = (
+        *_elsewhere(folder, own, other_sites),
+        *_left_out_as_masks(skipped),
+        *matcher.remarks(cases, files),
+    )
     for text in remarks:
         log.warning("site %s: %s", site.id, text)
     cases = cases or _series(files, folder, site, skipped)
@@ -112,6 +116,17 @@ def _elsewhere(folder: Path, own: frozenset[str], other_sites: Sequence[SiteConf
     for site in other_sites if called not in own else ():
         if site.institution and fold(site.institution) == called:
             yield f"the folder {folder} is called after another site, {site.id}; is it the right one?"
+
+
+def _left_out_as_masks(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """Yield a remark on images that were taken for masks by their names."""
+    masks = sorted(path for path, reason in skipped if reason == MASK_BY_NAME)
+    if masks:
+        count = f"{len(masks)} files are" if len(masks) > 1 else "1 file is"
+        yield (
+            f"{count} left out as the mask of another image, such as {masks[0]}; to use them as images, name "
+            "these by --set site.files.image=PATTERN"
+        )
 
 
 def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:
@@ -236,11 +251,10 @@ def _nothing(
     known = set(files)
     aside = Counter(reason for path, reason in skipped if path not in known)
     left_out = "".join(f"; left out: {count} x {reason}" for reason, count in sorted(aside.items()))
-    if not files and left_out:
-        name = site.institution or site.id
-        return f"{start}; images are expected in this folder or in one called {name} in it{left_out}"
     if not files:
-        return f"{start}; the folder holds no files"
+        own = fold(folder.resolve().name) in _names(site) or not (site.institution and left_out)
+        where = "" if own else f"; images are expected in it, or in a folder {site.institution} in it"
+        return f"{start}; the folder holds no files of its own{where}{left_out}"
     kinds = Counter(
         volume_suffix(path.name).lower() or path.suffix.lower() or "no extension" for path in files
     )

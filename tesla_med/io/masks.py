@@ -31,6 +31,8 @@ SUFFIX_PARTS = frozenset(
         "prediction",
     )
 )
+SURE_PARTS = SUFFIX_PARTS - {"gt", "truth", "ref", "reference", "manual", "pred", "prediction"}
+"""Those that are hardly ever part of an image's name."""
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
@@ -63,6 +65,15 @@ def mask_name(relative: Path) -> str:
     while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SUFFIX_PARTS:
         name = match[1]
     return (relative.parent / name).as_posix()
+
+
+def without_mask_words(name: str) -> list[str]:
+    """Return a name without extension after each trailing part that says "this is a mask", and no other."""
+    found = []
+    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SURE_PARTS:
+        name = match[1]
+        found.append(name)
+    return found
 
 
 def _more_mask_like(first: Path, second: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.fetched import unfetched
-from tesla_med.io.masks import SUFFIX_PARTS, mask_name
+from tesla_med.io.masks import SUFFIX_PARTS, without_mask_words
 from tesla_med.io.names import fold
 from tesla_med.io.patterns import Match, NamePattern
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
@@ -20,6 +20,7 @@ from tesla_med.types import Case
 
 READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
 REGION = -1
+MASK_BY_NAME = "the mask of another image, by its name"
 _Others = dict[tuple[int, Match], list[Path]]
 """Masks and channels by layer and where they belong; the region is layer -1, channels are below."""
 
@@ -104,13 +105,14 @@ class Matcher:
         if [pattern.text for pattern in self.images] != ["*"]:
             return list(files)
         inside = [path for path in files if volume_suffix(path.name) and path.is_relative_to(self.folder)]
-        own = {path: (path.relative_to(self.folder).parent / stem(path)).as_posix() for path in inside}
-        names, masks = set(own.values()), set()
-        for path, name in own.items():
-            image = mask_name(path.relative_to(self.folder))
-            if image != name and image in names and not self.is_mask(path):
-                masks.add(path)
-        skipped += [(path, "the mask of another image, by its name") for path in masks]
+        names = {(path.parent, fold(stem(path))) for path in inside}
+        masks = {
+            path
+            for path in inside
+            if not self.is_mask(path)
+            and any((path.parent, fold(name)) in names for name in without_mask_words(stem(path)))
+        }
+        skipped += [(path, MASK_BY_NAME) for path in masks]
         return [path for path in files if path not in masks]
 
     def others(self, paths: Sequence[Path]) -> _Others:

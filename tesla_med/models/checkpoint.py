@@ -145,7 +145,8 @@ def read_card(path: Path) -> ModelCard | None:
 
 def _may_be_weights(path: Path) -> bool:
     """Return whether a file may hold the weights of a network, by its name."""
-    return path.suffix.lower() in SUFFIXES and not path.stem.endswith(".statistics")
+    hidden, kind = path.name.startswith("."), path.suffix.lower()
+    return kind in SUFFIXES and not hidden and path.is_file() and not path.stem.endswith(".statistics")
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -169,8 +170,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         )
     if not path.is_file():
         raise CheckpointError(
-            f"no weights at {path}; --weights takes a file ({', '.join(SUFFIXES)}), "
-            "the folder of an nnU-Net or a MONAI bundle"
+            f"no weights at {path}; --weights takes a file ({', '.join(SUFFIXES)}) "
+            "or the folder of an nnU-Net or of a MONAI bundle"
         )
     if path.suffix.lower() not in SUFFIXES:
         raise CheckpointError(f"{path}: expected one of {', '.join(SUFFIXES)}, got {path.suffix!r}")

@@ -166,10 +166,10 @@ def draw(
         drawn: dict[str, Any] = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
         axes.imshow(picture, "gray", extent=(edge, edge + width, 0, height), **drawn)
         pixels = Affine2D().translate(0.5 - left, 0.5 - top).scale(step, -step * plane.aspect)
-        placed = {"transform": pixels.translate(edge, height) + axes.transData, "clip_path": panel}
+        placed = pixels.translate(edge, height) + axes.transData, panel
         if view.reference is not None and name != "reference":
-            _outline(axes, plane.cut(view.reference, index), classes, placed, reference=True)
-        _outline(axes, plane.cut(mask, index), classes, placed)
+            _outline(axes, plane.cut(view.reference, index), classes, *placed, reference=True)
+        _outline(axes, plane.cut(mask, index), classes, *placed)
         _letters(axes, plane.letters, panel)
         text: dict[str, Any] = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
         axes.text(start + 0.005 * breadth, total - 0.08, name, **text)
@@ -207,7 +207,8 @@ def _outline(
     axes: Any,
     labels: IntArray,
     classes: Sequence[LabelClass],
-    placed: Mapping[str, Any],
+    place: Any,
+    panel: Any,
     reference: bool = False,
 ) -> None:
     from matplotlib.collections import LineCollection
@@ -222,7 +223,9 @@ def _outline(
         padded = np.pad((labels == item.value).astype(np.float32), 1)  # closes outlines at the edge
         lines = [contour[:, ::-1] - 1 for contour in find_contours(padded, 0.5)]
         # one artist for all: a speckled mask has thousands of outlines
-        axes.add_collection(LineCollection(lines, **{"colors": item.color, **style, **placed}), autolim=False)
+        drawn = LineCollection(lines, **{"colors": item.color, "transform": place, **style})
+        axes.add_collection(drawn, autolim=False)
+        drawn.set_clip_path(panel)  # the axes set their own
 
 
 def _letters(axes: Any, letters: tuple[str, str, str, str], panel: Any) -> None:

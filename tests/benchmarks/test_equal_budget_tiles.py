@@ -139,6 +139,15 @@ def test_a_whole_run_is_taken_up_and_printed(program, tmp_path, capsys):
     assert table.strip() == again[again.index("### Statistics: running") :].strip()
     for row in ("source", "bn", "tent"):
         assert f"| {row} | N-O |" in table
-    assert json.loads((out / "targets.json").read_text(encoding="utf-8")).keys() == {
-        f"shifts {seed}" for seed in range(3)
-    }
+    targets = json.loads((out / "targets.json").read_text(encoding="utf-8"))["targets"]
+    assert targets.keys() == {f"shifts {seed}" for seed in range(3)}
+    with pytest.raises(SystemExit, match="cells of other tiles or networks"):
+        program.main([*call, "--set", "model.params.width=0.5"])
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(program, tmp_path):
+    cell = program.Cell("batch", "tent", "N-O", 0, "gamma", 0)
+    (tmp_path / "cells.jsonl").write_text('{"block": "runn', encoding="utf-8")
+    for seed in (0, 1):
+        program.append_line(tmp_path / "cells.jsonl", {**vars(cell), "seed": seed})
+    assert {line["seed"] for line in program.every_line(tmp_path).values()} == {0, 1}

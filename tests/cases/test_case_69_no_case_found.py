@@ -39,7 +39,12 @@ def adapt(small_weights, tmp_path, monkeypatch, capsys):
 def test_an_empty_folder(adapt, tmp_path):
     (tmp_path / "empty").mkdir()
     text = adapt("empty")
-    for words in ("empty: no image of site X found", "Case*.nii.gz", ".nii.gz", "the folder holds no files"):
+    for words in (
+        "empty: no image of site X found",
+        "Case*.nii.gz",
+        ".nii.gz",
+        "the folder holds no files of its own",
+    ):
         assert words in text
 
 

@@ -327,7 +327,7 @@ WRONG = [
     (["--set", "predict_batch"], ["key=value"], "ConfigError"),
     (["--set", "methods.tesla.no_key=1"], ["no_key", "methods.tesla"], "ConfigError"),
     (["--volumes", "missing"], ["missing", "no such file or folder"], "DataError"),
-    (["--volumes", "empty"], ["empty", "Case*.nii.gz", "holds no files"], "DataError"),
+    (["--volumes", "empty"], ["empty", "Case*.nii.gz", "holds no files of its own"], "DataError"),
     (["--volumes", "dicom"], ["dicom", "2 .dcm", "convert"], "DataError"),
     (["--volumes", "others"], ["others", "Case*.nii.gz", "1 .nii.gz", "scan.nii.gz"], "DataError"),
     (["--volumes", "twice"], ["share a name", "Case00.nii.gz", "Case00.nii and"], "DataError"),

@@ -145,6 +145,11 @@ def test_a_mask_that_shrinks_a_little_or_less_than_another_costs_nothing():
     assert candidate_of(judge(shrunk(0.7, own=0.0), dear)) != "adapted"  # an empty mask says nothing
 
 
+def test_where_all_masks_are_empty_none_has_shrunk():
+    nothing = signals_of((1.0,) * 6, (1.0,) * 4, dict.fromkeys(NAMES, 0.0))
+    assert judge(nothing, CONFIG.model_copy(update={"shrink_cost": 100.0})).used == "source"
+
+
 def test_a_mask_may_shrink_where_the_sources_is_refused():
     dear = CONFIG.model_copy(update={"shrink_cost": 100.0})
     narrow = {f"narrowing_{name}": 1.0 for name in NAMES} | {"narrowing_source": 0.1}

@@ -255,15 +255,27 @@ def test_development_data(shared: Path) -> None:
     assert all(case.labelled and case.region_mask == case.masks[0] for case in cord.cases)
 
 
-def test_without_patterns_masks_beside_their_images_are_no_images(tmp_path: Path) -> None:
-    names = ("a/P1.nii.gz", "a/P1_segmentation.nii.gz", "a/P2.nii.gz", "a/P2-seg.nrrd", "b/P3_label.nii.gz")
-    fill(tmp_path, *names, "b/P1_mask.nii.gz", "T1_ref_seg.nii")
+def test_without_patterns_masks_beside_their_images_are_no_images(tmp_path: Path, caplog) -> None:
+    names = ("a/P1.nii.gz", "a/P1_Segmentation.nii.gz", "a/P2.nii.gz", "a/P2-seg.nrrd", "b/P3_label.nii.gz")
+    more = (
+        "b/P1_mask.nii.gz",
+        "T1_ref.nii",
+        "T1_ref_seg.nii",
+        "T1.nii",
+        "T1_manual.nii",
+        "P4.nii",
+        "P4_seg_mask.nii",
+    )
+    fill(tmp_path, *names, *more)
     cases = find_cases(tmp_path, site("any", "", files={"image": ["*"]}))
-    assert found(cases) == ["a/P1", "a/P2", "b/P1_mask", "b/P3_label", "T1_ref_seg"]  # no image beside them
-    why = "the mask of another image, by its name"
-    assert reasons(cases) == {"a/P1_segmentation.nii.gz": why, "a/P2-seg.nrrd": why}
+    left = {"a/P1_Segmentation.nii.gz", "a/P2-seg.nrrd", "T1_ref_seg.nii", "P4_seg_mask.nii"}
+    assert reasons(cases) == dict.fromkeys(left, "the mask of another image, by its name")
+    alone = {"b/P1_mask", "b/P3_label"}  # no image lies beside them
+    assert set(found(cases)) == {"a/P1", "a/P2", "T1", "T1_ref", "T1_manual", "P4"} | alone
+    assert "4 files are left out as the mask of another image, such as" in caplog.text
+    assert any("site.files.image" in text for text in cases.remarks)
     named = find_cases(tmp_path, site("any", "", files={"image": ["P*.nii.gz"]}))
-    assert "a/P1_segmentation" in found(named)  # what patterns say counts
+    assert "a/P1_Segmentation" in found(named)  # what patterns say counts
 
 
 def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplog) -> None:
@@ -281,6 +293,10 @@ def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplo
 def test_of_folders_of_other_sites_alone_it_is_said_where_images_are_expected(tmp_path: Path) -> None:
     fill(tmp_path, "BIDMC/Case01.nii.gz")
     with pytest.raises(
-        DataError, match=r"in this folder or in one called UCL in it; left out: 1 x the folder of"
+        DataError, match=r"in it, or in a folder UCL in it; left out: 1 x the folder of"
     ):
         find_cases(tmp_path, site(), [site("E", "BIDMC")])
+    own = tmp_path / "UCL"
+    fill(own, "run/run.json")
+    with pytest.raises(DataError, match=r"no files of its own; left out: 1 x a folder of results"):
+        find_cases(own, site())

@@ -251,7 +251,8 @@ def test_no_file_and_another_suffix(tmp_path):
         read_state(tmp_path / "missing.pth")
     with pytest.raises(CheckpointError, match="a folder, but not that of an nnU-Net or a MONAI bundle"):
         read_state(tmp_path)
-    for name in ("last.pt", "source.statistics.safetensors", "source.safetensors", "source.json"):
+    (tmp_path / "a.safetensors").mkdir()
+    for name in ("last.pt", "source.statistics.safetensors", "source.safetensors", "._source.safetensors"):
         (tmp_path / name).write_text("")
     with pytest.raises(CheckpointError, match=r"holds source\.safetensors and last\.pt; give a file"):
         read_state(tmp_path)

@@ -439,6 +439,28 @@ def test_a_speckled_mask_is_outlined_at_once(tmp_path):
     assert any(len(item.get_segments()) > 100 for item in outlines)
 
 
+def test_an_outline_ends_at_its_panel(tmp_path):
+    """A mask that is not among those that the crop follows, as of another row of a comparison."""
+    run = run_context(tmp_path)
+    _, view = case(run, 1)
+    wide = np.zeros_like(view.mask)
+    wide[1:-1, 1:-1] = 1
+    green = (LabelClass(value=0, name="background"), LabelClass(value=1, name="prostate", color="#00ff00"))
+    small = {"adapted": view.mask, "reference": view.mask}
+    shown = [
+        overlays.draw(view, 2, 6, green, more)
+        for more in ({"first": wide, **small}, {"first": view.mask, **small})
+    ]
+    pictures = [overlays.to_array(figure).astype(int) for figure in shown]
+    width = round(overlays.PANEL_INCHES * 100)
+    title = round(overlays.TITLE_INCHES * 100)
+    beside = [picture[:, width + 4 :] for picture in pictures]
+    above = [picture[: title - 2] for picture in pictures]
+    assert np.abs(beside[0] - beside[1]).max() < 8
+    assert np.abs(above[0] - above[1]).max() < 8
+    assert (pictures[0] != pictures[1]).any()
+
+
 def test_panels_have_physical_proportions(tmp_path):
     _, view = case(run_context(tmp_path), 1)
     square = overlays.draw(view, 2, 6, run_context(tmp_path).pipeline.classes)
