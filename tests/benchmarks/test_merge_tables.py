@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "benchmarks" / "merge_tables.py"
 RESULTS = ROOT / "docs" / "reference" / "results"

@@ -9,7 +9,7 @@ import tile_site
 from lines import adapt, run, sets, work_there, write_site
 
 CASE = 108
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 @pytest.fixture

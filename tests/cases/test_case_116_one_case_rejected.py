@@ -10,7 +10,7 @@ import tile_site
 from lines import adapt, run, work_there, write_site
 
 CASE = 116
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import small_site as small
 from lines import adapt, run, sets, write_site
 
 CASE = 37
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 SHAPE, COUNT = (64, 64, 8), 8608
 ON, OFF = "preprocessing.fill.enabled=true", "preprocessing.fill.enabled=false"
 

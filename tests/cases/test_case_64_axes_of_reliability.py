@@ -11,7 +11,7 @@ import tile_site
 from lines import adapt, run, sets, write_site
 
 CASE = 64
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/calibration.md"
 
 

@@ -16,7 +16,7 @@ from tesla_med.config.tables import Row, load_table, make_table, table_files
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.tta import METHODS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 SITE, OTHER = "kather16", "kather19"
 FOLDERS = {SITE: ("01_TUMOR", "02_STROMA", "04_LYMPHO", "06_MUCOSA"), OTHER: tuple(tile_site.FOLDERS)}
 SETTINGS = (*tile_site.SMALL, "methods.bn.batch_slices=8", "methods.tent.batch_slices=8")

@@ -292,9 +292,7 @@ def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplo
 
 def test_of_folders_of_other_sites_alone_it_is_said_where_images_are_expected(tmp_path: Path) -> None:
     fill(tmp_path, "BIDMC/Case01.nii.gz")
-    with pytest.raises(
-        DataError, match=r"in it, or in a folder UCL in it; left out: 1 x the folder of"
-    ):
+    with pytest.raises(DataError, match=r"in it, or in a folder UCL in it; left out: 1 x the folder of"):
         find_cases(tmp_path, site(), [site("E", "BIDMC")])
     own = tmp_path / "UCL"
     fill(own, "run/run.json")
