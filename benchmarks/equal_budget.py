@@ -26,6 +26,7 @@ import argparse
 import csv
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -379,9 +380,11 @@ def every_line(out: Path) -> dict[str, dict[str, Any]]:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line to a file of JSON lines, whose last one may have been cut off."""
-    before = path.read_bytes() if path.is_file() else b""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(("\n" if before and not before.endswith(b"\n") else "") + json.dumps(line) + "\n")
+    with path.open("ab+") as stream:
+        if stream.tell():
+            stream.seek(-1, os.SEEK_END)
+            stream.write(b"" if stream.read() == b"\n" else b"\n")
+        stream.write(f"{json.dumps(line)}\n".encode())
 
 
 def work(lab: Lab, options: argparse.Namespace, sites: Sequence[str]) -> None:

@@ -118,7 +118,7 @@ def not_used(skipped: Sequence[tuple[Path, str]]) -> str:
     """Return how many files are not used, and the most frequent reasons, in words."""
     counts = Counter(reason for _, reason in skipped).most_common(2)
     why = f" ({', '.join(f'{count} x {reason}' for reason, count in counts)})" if counts else ""
-    return (f"{len(skipped)} files not used" if len(skipped) != 1 else "1 file not used") + why
+    return f"{counted(len(skipped), 'file')} not used{why}"
 
 
 def shape_text(shape: Sequence[int] | None) -> str:

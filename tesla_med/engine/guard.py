@@ -311,12 +311,12 @@ def _verdict(name: str, reason: str, signals: dict[str, float], *, collapsed: bo
 def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], doubts: str) -> str:
     parts = [f"nothing is trustworthy here: {doubts}"] if doubts else []
     if "adapted" in refused:
-        parts.append(f"the adapted mask {refused['adapted']}; {LABELS[best]} is taken")
+        parts.append(f"{LABELS['adapted']} {refused['adapted']}; {LABELS[best]} is taken")
     elif best != "adapted":
         figures = f"{trust[best]:.2f} against {trust['adapted']:.2f}"
         parts.append(f"{LABELS[best]} is trusted more than the adapted one ({figures})")
     elif "source" in refused:
-        parts.append(f"the source's mask {refused['source']}")
+        parts.append(f"{LABELS['source']} {refused['source']}")
     return "; ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from tesla_med.errors import DataError
@@ -62,15 +63,13 @@ def mask_name(relative: Path) -> str:
     ``Case07_segment2`` and ``Unmasked`` stay as they are.
     """
     name = stem(relative)
-    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SUFFIX_PARTS:
-        name = match[1]
-    return (relative.parent / name).as_posix()
+    return (relative.parent / [name, *shortened(name, SUFFIX_PARTS)][-1]).as_posix()
 
 
-def without_mask_words(name: str) -> list[str]:
-    """Return a name without extension after each trailing part that says "this is a mask", and no other."""
+def shortened(name: str, parts: Collection[str]) -> list[str]:
+    """Return a name without extension after each trailing part, of those given, that is left away."""
     found = []
-    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in SURE_PARTS:
+    while (match := re.fullmatch(r"(.+)[_.-]([^_.-]+)", name)) and match[2].lower() in parts:
         name = match[1]
         found.append(name)
     return found

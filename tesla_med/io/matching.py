@@ -11,7 +11,7 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.fetched import unfetched
-from tesla_med.io.masks import SUFFIX_PARTS, without_mask_words
+from tesla_med.io.masks import SUFFIX_PARTS, SURE_PARTS, shortened
 from tesla_med.io.names import fold
 from tesla_med.io.patterns import Match, NamePattern
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
@@ -110,7 +110,7 @@ class Matcher:
             path
             for path in inside
             if not self.is_mask(path)
-            and any((path.parent, fold(name)) in names for name in without_mask_words(stem(path)))
+            and any((path.parent, fold(name)) in names for name in shortened(stem(path), SURE_PARTS))
         }
         skipped += [(path, MASK_BY_NAME) for path in masks]
         return [path for path in files if path not in masks]

@@ -149,6 +149,11 @@ def _may_be_weights(path: Path) -> bool:
     return kind in SUFFIXES and not hidden and path.is_file() and not path.stem.endswith(".statistics")
 
 
+def _likeliest(path: Path) -> tuple[int, str]:
+    """Return by what files that may hold weights are sorted."""
+    return SUFFIXES.index(path.suffix.lower()), path.name
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict: safetensors, or a PyTorch file holding nothing but weights.
 
@@ -160,11 +165,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """
     check_fetched(path, CheckpointError)
     if path.is_dir():
-        there = {
-            item.name: SUFFIXES.index(item.suffix.lower()) for item in path.iterdir() if _may_be_weights(item)
-        }
-        inside = sorted(there, key=lambda name: (there[name], name))
-        hint = f"; it holds {' and '.join(inside[:3])}" if inside else ""
+        inside = sorted(filter(_may_be_weights, path.iterdir()), key=_likeliest)
+        hint = f"; it holds {' and '.join(item.name for item in inside[:3])}" if inside else ""
         raise CheckpointError(
             f"no weights at {path}: a folder, but not that of an nnU-Net or a MONAI bundle{hint}; give a file"
         )

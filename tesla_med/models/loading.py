@@ -230,10 +230,9 @@ def _expected(given: Section, taken: Section, pipeline: PipelineConfig) -> Secti
 
 def _differences(trained: Section, given: Section, prefix: str) -> list[str]:
     before, now = trained.model_dump(mode="json"), given.model_dump(mode="json")
-    texts = {key: [_in_yaml(found[key]) for found in (before, now)] for key in before}
     return [
-        f"{prefix}.{key}={of_card} (pipeline: {own})"
-        for key, (of_card, own) in texts.items()
+        f"{prefix}.{key}={_in_yaml(before[key])} (pipeline: {_in_yaml(now[key])})"
+        for key in before
         if before[key] != now[key]
     ]
 

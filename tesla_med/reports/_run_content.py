@@ -13,7 +13,7 @@ from tesla_med.scoring.summary import DIFFERENCE
 NOT_APPLICABLE = "n/a"
 BLANK = "–"
 SECTION_LIMIT = 160
-RESULTS = ("cases", "predicted", "remarks", "failed", "tiles_read_with_remarks")
+RESULTS = ("cases", "predicted", "remarks", "failed", "tiles_read_with_remarks", "notes")
 """Keys of the manifest that are no settings: the page shows them elsewhere."""
 AREA_TEXT = {"region": "calibration region", "boundary": "boundary", "all": "all voxels"}
 
@@ -73,7 +73,7 @@ def settings(run: RunContext) -> list[tuple[str, list[tuple[str, str]]]]:
     groups = [("run", [(key, value) for key, value in pairs if value])]
     loose: list[tuple[str, str]] = []
     for key, value in run.manifest.items():
-        if key in RESULTS or key == "notes":  # these stand above
+        if key in RESULTS:
             continue
         if isinstance(value, Mapping):
             rows = [(name.removeprefix("parameters."), text) for name, text in _flat(value)]

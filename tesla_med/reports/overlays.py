@@ -159,11 +159,12 @@ def draw(
     axes.set_axis_off()  # one for all panels, in inches: each takes as long as a panel
     low, high = window or display_window(view)
     picture = plane.cut(view.image, index)[top:bottom, left:right]
+    drawn: dict[str, Any] = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
+    text: dict[str, Any] = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
     for number, (name, mask) in enumerate(shown.items()):
         start = number * (PANEL_INCHES + GAP_INCHES)
         edge = start + (PANEL_INCHES - width) / 2
         panel = Rectangle((edge, 0), width, height, transform=axes.transData)
-        drawn: dict[str, Any] = {"vmin": low, "vmax": high, "aspect": "auto", "interpolation": "bilinear"}
         axes.imshow(picture, "gray", extent=(edge, edge + width, 0, height), **drawn)
         pixels = Affine2D().translate(0.5 - left, 0.5 - top).scale(step, -step * plane.aspect)
         placed = pixels.translate(edge, height) + axes.transData, panel
@@ -171,7 +172,6 @@ def draw(
             _outline(axes, plane.cut(view.reference, index), classes, *placed, reference=True)
         _outline(axes, plane.cut(mask, index), classes, *placed)
         _letters(axes, plane.letters, panel)
-        text: dict[str, Any] = {"color": INK, "size": 10.5, "va": "top", "weight": "bold"}
         axes.text(start + 0.005 * breadth, total - 0.08, name, **text)
     return figure
 
@@ -235,9 +235,10 @@ def _letters(axes: Any, letters: tuple[str, str, str, str], panel: Any) -> None:
     sides = (("left", "center"), ("right", "center"), ("center", "top"), ("center", "bottom"))
     for letter, (across, up), (horizontal, vertical) in zip(letters, positions, sides, strict=True):
         axes.text(
-            panel.get_x() + across * panel.get_width(),
-            panel.get_y() + up * panel.get_height(),
+            across,
+            up,
             letter,
+            transform=panel.get_transform(),  # of the unit square to the panel
             ha=horizontal,
             va=vertical,
             color="#ffd166",

@@ -83,10 +83,13 @@ class Ledger:
 
     def _found(self, done: Iterable[tuple[Ref, list[Any]]]) -> Iterator[tuple[Ref, list[Any], list[Any]]]:
         """Yield units that were done with their steps and records; of one model's units all or none."""
-        read = ((ref, steps, self.folder.kept(ref.name, self.kind)) for ref, steps in done)
-        found = read if self.independent else list(read)
-        if isinstance(found, list) and any(kept is None for *_, kept in found):
-            return
+        found: Iterable[tuple[Ref, list[Any], Any]] = (
+            (ref, steps, self.folder.kept(ref.name, self.kind)) for ref, steps in done
+        )
+        if not self.independent:
+            found = list(found)
+            if any(kept is None for *_, kept in found):
+                return
         yield from ((ref, steps, kept[0]) for ref, steps, kept in found if kept is not None)
 
     @property
