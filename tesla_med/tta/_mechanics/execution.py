@@ -30,7 +30,6 @@ from tesla_med.models.normalisation import (
 from tesla_med.tta._mechanics.fastest import Computing, Precision, fastest
 from tesla_med.tta._mechanics.graphs import GraphPool
 from tesla_med.tta._mechanics.patches import drawn_patches
-from tesla_med.tta._mechanics.ranks import joined
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,8 @@ class Execution:
         """Make the passes that updates repeat, after ``setup`` and whenever a memory limit comes or goes."""
 
     def graph_pool(self) -> GraphPool:
-        """Return a new pool of CUDA graphs, which captures none where they are not wanted.
-
-        Nor where processes learn together: what they say to each other is part of a pass.
-        """
-        return GraphPool(self.context.cuda_graphs and self.limit is None and joined() == 1)
+        """Return a new pool of CUDA graphs, which captures none where they are not wanted."""
+        return GraphPool(self.context.cuda_graphs and self.limit is None)
 
     def at_most(self, count: int) -> int:
         """Return ``count``, or the limit if memory is short and the limit is smaller."""

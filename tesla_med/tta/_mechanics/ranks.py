@@ -31,7 +31,7 @@ _words: list[Any] = []
 
 
 def join(rank: int, count: int, meeting: Path, device: torch.device) -> None:
-    """Meet the other processes; all learn together from now on.
+    """Meet the other processes; all learn together from now on, until this process ends.
 
     Args:
         rank: of this process, from 0.
@@ -43,13 +43,6 @@ def join(rank: int, count: int, meeting: Path, device: torch.device) -> None:
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     _words.append(distributed.new_group(backend="gloo", timeout=PATIENCE))
-
-
-def leave() -> None:
-    """Learn alone from now on."""
-    if joined() > 1:
-        distributed.destroy_process_group()
-        _words.clear()
 
 
 def joined() -> int:
@@ -146,12 +139,59 @@ def _normalised(layer: Any, features: Tensor, shift: Tensor | None = None) -> Te
 
 
 def _on_cuda(layer: Any, features: Tensor, momentum: float) -> Tensor:
-    from torch.nn.modules._functions import SyncBatchNorm
-
-    kept = [None if item is None else item.data for item in (layer.running_mean, layer.running_var)]
-    about = layer.weight, layer.bias, *kept, layer.eps, momentum, distributed.group.WORLD, joined()
-    output: Tensor = SyncBatchNorm.apply(features, *about)
+    output: Tensor = _SharedBatchNorm.apply(features, layer.weight, layer.bias, layer, momentum)
     return output
+
+
+# Torch's stubs do not know all arguments of these.
+_gather_moments: Callable[..., tuple[Tensor, Tensor]] = torch.batch_norm_gather_stats_with_counts
+_normalise_backward: Callable[..., Tensor] = torch.batch_norm_backward_elemt
+
+
+class _SharedBatchNorm(torch.autograd.Function):
+    """Batch norm over all processes, by the kernels of torch's ``SyncBatchNorm``.
+
+    That one waits for the device in every layer, because shares may differ there; here they never do.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, momentum: float
+    ) -> Tensor:
+        features = _packed(features)
+        moments = torch.cat(torch.batch_norm_stats(features, layer.eps))
+        gathered = moments.new_empty(joined(), 2, features.shape[1])
+        distributed.all_gather_into_tensor(gathered.view(-1), moments)
+        counts = moments.new_full((joined(),), features.numel() // features.shape[1])
+        means, deviations = gathered[:, 0].contiguous(), gathered[:, 1].contiguous()
+        running = [None if item is None else item.data for item in (layer.running_mean, layer.running_var)]
+        mean, deviation = _gather_moments(features, means, deviations, *running, momentum, layer.eps, counts)
+        ctx.save_for_backward(features, weight, mean, deviation, counts.int())
+        output: Tensor = torch.batch_norm_elemt(features, weight, bias, mean, deviation, layer.eps)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, mean, deviation, counts = ctx.saved_tensors
+        gradient, needs = _packed(gradient), ctx.needs_input_grad[:3]
+        *sums, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            gradient, features, mean, deviation, weight, *needs
+        )
+        of_features = None
+        if needs[0]:
+            both = torch.cat(sums)
+            distributed.all_reduce(both)
+            of_features = _normalise_backward(
+                gradient, features, mean, deviation, weight, *both.chunk(2), counts
+            )
+        return of_features, of_weight, of_bias, None, None
+
+
+def _packed(values: Tensor) -> Tensor:
+    """Return values that lie in memory without gaps, with their channels last if they are."""
+    last = torch.channels_last if values.dim() == 4 else torch.channels_last_3d
+    ready = values.dim() > 3 and values.is_contiguous(memory_format=last)
+    return values if ready else values.contiguous()
 
 
 def _on_cpu(layer: Any, features: Tensor, momentum: float) -> Tensor:
