@@ -251,8 +251,12 @@ class _Worker:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 - a pipe, as asked for
-        for line in self._process.stdout:
-            self._said.put(json.loads(line))
+        try:
+            for line in self._process.stdout:
+                self._said.put(json.loads(line))
+        except ValueError:  # killed in the middle of a line
+            log.debug("worker %d: half a line", self.number + 1)
+            self._process.kill()
         self._said.put({_ENDED: self._process.wait()})
 
     def next(self) -> list[Any] | None:

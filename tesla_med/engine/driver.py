@@ -135,7 +135,9 @@ class Driver:
         def work() -> bool:
             self.method.start_epoch(epoch, batches())
             self._done = 0
-            return self._note([self._adapt(batch) for batch in batches()])
+            steps, finite = self._fetched([self._adapt(batch) for batch in batches()])
+            self._say(steps)
+            return finite
 
         if joined() > 1:  # all do the same, so none does anything again with less memory
             finite = all_agree(work())
@@ -203,10 +205,14 @@ class Driver:
 
         epochs = self.method.params.epochs
         self._done, self._updates = 0, epochs * self.method.restarts * self.method.updates(len(images))
+        every: list[dict[str, float]] = []
         for run in (runs := Restarts(self.method, images, fill, largest=self.largest)):
             for epoch in range(epochs):
                 self.method.start_epoch(epoch, batches())
-                run.finite &= self._note([self._adapt(batch) for batch in batches()])
+                steps, finite = self._fetched([self._adapt(batch) for batch in batches()])
+                every += steps
+                run.finite &= finite
+        self._say(every)  # at the end: what memory does not suffice for is done again
         self.method.pixel_weight = None
         self.chosen |= runs.found
         return runs.finite
@@ -221,17 +227,19 @@ class Driver:
         weights = (item for module in self.method.modules().values() for item in module.parameters())
         return not all(_finite(item) for item in weights)
 
-    def _note(self, steps: Sequence[Scalars]) -> bool:
-        """Hand over the scalars of some updates; return whether all are finite."""
+    def _fetched(self, steps: Sequence[Scalars]) -> tuple[list[dict[str, float]], bool]:
+        """Return the scalars of some updates, and whether all are finite."""
         if not steps or not steps[0]:
-            return True
+            return [], True
         fetched = fetch(steps)
         finite = all(math.isfinite(value) for scalars in fetched for value in scalars.values())
         fetched[-1] |= self.method.record()
-        for scalars in fetched:
+        return fetched, finite
+
+    def _say(self, steps: Sequence[dict[str, float]]) -> None:
+        for scalars in steps:
             self.on_step(self._told, scalars)
             self._told += 1
-        return finite
 
 
 def _finite(values: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
@@ -97,6 +98,16 @@ class Attempt:
         if self.failed and _ONEDNN in str(error):
             _do_without_onednn()
         return self.failed
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Limit the methods as in this try once more; running out of memory is an error."""
+        self.__enter__()
+        try:
+            yield
+        finally:
+            for method in self.methods:
+                method.use_less_memory(None)
 
 
 def attempts(

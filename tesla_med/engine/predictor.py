@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from tesla_med.config.models import GuardConfig, ScalingChoice
 from tesla_med.engine.driver import Driver
 from tesla_med.engine.guard import Guard
-from tesla_med.engine.memory import attempts, placed
+from tesla_med.engine.memory import Attempt, attempts, placed
 from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.prior import OrganPrior
 from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
@@ -61,6 +61,7 @@ class Predictor:
         self._choose = Chooser(scaling, source) if scaling is not None and scaling.candidates else None
         self.remember = remember
         self._limit: int | None = None
+        self._sufficed: Attempt | None = None
         self.recalibrate, self.largest = recalibrate, largest
         self.method = method
         self.driver = driver
@@ -87,15 +88,7 @@ class Predictor:
         the case leaves no trace in the method.
         """
         images = placed(images, self.classes, self.method.context.device)
-        outcome = self._judged(images, fill)
-        if not self.recalibrate or outcome.verdict.used == "source":
-            return outcome.on_host()
-        with self.deployed(images, outcome.verdict) as network:
-            styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
-        found = fit_temperature_to_masks(outcome.probs, styled, fill)
-        signals = outcome.verdict.signals | {"temperature": found.temperature}
-        verdict = replace(outcome.verdict, signals=signals)
-        return replace(outcome, verdict=verdict, temperature=found.temperature).on_host()
+        return self._judged(images, fill).on_host()
 
     def of(self, unit: Unit, *, adapt: bool = True) -> Outcome | None:
         """Predict a unit, None without images; not to ``adapt`` is to leave the method out of it."""
@@ -104,7 +97,8 @@ class Predictor:
         return self(unit.images, unit.fill) if adapt else self._unadapted(unit.images)
 
     def _unadapted(self, images: Tensor) -> Outcome:
-        for attempt in attempts((self.source,), lambda: None, len(images), first=self._limit):
+        most = min(len(images), self.source.context.predict_batch)
+        for attempt in attempts((self.source,), lambda: None, most, first=self._limit):
             with attempt:
                 source = self.source.predict(images)
                 return Outcome(source, source, Verdict(0.0, attempt.note))
@@ -146,8 +140,9 @@ class Predictor:
         )
         for attempt in tries:
             with attempt:
-                outcome = self._attempt(images, fill)
+                outcome = self._recalibrated(self._attempt(images, fill), images, fill)
                 self._limit = attempt.limit if self.remember else None
+                self._sufficed = attempt
                 reason = "; ".join(text for text in (outcome.verdict.reason, attempt.note) if text)
                 return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
         raise AssertionError("the last attempt raises")  # for the type checker
@@ -175,14 +170,32 @@ class Predictor:
                 probs = self.guard.probabilities(images, verdict)
         return Outcome(source, probs, verdict)
 
+    def _recalibrated(self, outcome: Outcome, images: Tensor, fill: Tensor | None) -> Outcome:
+        """Return the outcome with the temperature that fits it, where one is asked for."""
+        if not self.recalibrate or outcome.verdict.used == "source":
+            return outcome
+        with self._deployed(images, outcome.verdict) as network:
+            styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
+        found = fit_temperature_to_masks(outcome.probs, styled, fill)
+        signals = outcome.verdict.signals | {"temperature": found.temperature}
+        verdict = replace(outcome.verdict, signals=signals)
+        return replace(outcome, verdict=verdict, temperature=found.temperature)
+
     @contextmanager
     def deployed(self, images: Tensor | None, verdict: Verdict | None = None) -> Iterator[Network]:
-        """Give the network that made the masks, as it should be saved.
+        """Give the network that made the masks, as it is to be saved, within the memory that sufficed.
 
         Args:
-            images: of the case that the weights are for, where they are for one case.
+            images: of the case that the weights are for, where they are for one case: the last one.
             verdict: on that case.
         """
+        with ExitStack() as stack:
+            if images is not None and self._sufficed is not None:
+                stack.enter_context(self._sufficed.again())
+            yield stack.enter_context(self._deployed(images, verdict))
+
+    @contextmanager
+    def _deployed(self, images: Tensor | None, verdict: Verdict | None) -> Iterator[Network]:
         guard = self.guard
         if guard is not None and images is not None and verdict is not None and verdict.used == "partial":
             with guard.deployed(images, verdict) as network:

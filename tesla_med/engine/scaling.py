@@ -60,7 +60,8 @@ class Chooser:
 
     def _attempted(self, images: Mapping[str, Tensor], fill: Tensor | None) -> Scaling:
         """Return the choice, made with fewer slices at once where memory runs out."""
-        for attempt in attempts((self.source,), lambda: None, len(images[TRAINED])):
+        slices = min(len(images[TRAINED]), self.config.slices)
+        for attempt in attempts((self.source,), lambda: None, slices):
             with attempt:
                 return self.choose(images, fill)
         raise AssertionError("the last attempt raises")  # for the type checker

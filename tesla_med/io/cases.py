@@ -173,7 +173,8 @@ def _series(files: Sequence[Path], folder: Path, site: SiteConfig, skipped: list
 
     Whether the slices of a folder make one volume is found out when it is read.
     """
-    slices = {path for path in files if not volume_suffix(path.name) and may_be_slice(path)}
+    inside = (path for path in files if path.is_relative_to(folder) and not volume_suffix(path.name))
+    slices = {path for path in inside if may_be_slice(path)}
     skipped[:] = [item for item in skipped if item[0] not in slices]
     folders = sorted({path.parent for path in slices}, key=natural)
     chosen, left_out = choose_series(folders, folder, site.files.series)

@@ -27,6 +27,8 @@ _DESCRIPTION, _PROTOCOL, _STUDY, _PATIENT = "0008|103e", "0018|1030", "0020|000d
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
 _RELATED = "0020|1209"
 _STEP, _THICKNESS = "0018|0088", "0018|0050"
+INDEX = "DICOMDIR"
+"""Name of the file that lists what is on a disc (PS3.10)."""
 UNEVEN = 0.05
 """Largest deviation of a slice's position from an even stack, as a share of the step."""
 _STRAIGHT = 0.9
@@ -37,7 +39,9 @@ Doubles = npt.NDArray[np.float64]
 
 
 def is_dicom(path: Path) -> bool:
-    """Return whether a file has the mark of DICOM, whatever its name."""
+    """Return whether a file has the mark of DICOM, whatever its name; the index of a disc does not count."""
+    if path.name.upper() == INDEX:
+        return False
     try:
         with path.open("rb") as stream:
             stream.seek(128)
@@ -284,13 +288,13 @@ def _in_order(slices: Sequence[Slice], folder: Path) -> tuple[list[Slice], Doubl
     along = positions @ normal
     steps = np.diff(along)
     usual = float(np.median(steps))
+    for index in np.flatnonzero(steps < 0.01)[:1]:
+        pair = f"{ordered[index].path.name} and {ordered[index + 1].path.name}"
+        raise DataError(
+            f"{folder}: two slices at {along[index]:.2f} mm along the normal ({pair}); expected one"
+        )
     for index, step in enumerate(steps):
         where = f"between {along[index]:.2f} and {along[index + 1]:.2f} mm along its normal"
-        if step < 0.01:
-            pair = f"{ordered[index].path.name} and {ordered[index + 1].path.name}"
-            raise DataError(
-                f"{folder}: two slices at {along[index]:.2f} mm along the normal ({pair}); expected one"
-            )
         if step > 1.5 * usual:
             count = round(step / usual) - 1
             missing = f"{count} slice{'s' if count > 1 else ''} missing"

@@ -60,6 +60,9 @@ def write_together(files: Sequence[tuple[Path, Callable[[], bytes]]]) -> None:
     Raises:
         OutputError: one of them cannot be written; then every path holds what it held before.
     """
+    for path, _ in files:
+        if path.is_dir():
+            raise OutputError(f"{path}: expected a file to be replaced, found a folder")
     with ExitStack() as stack:
         for path, content in files[::-1]:  # a stack ends with what it began with
             data = content()

@@ -194,9 +194,12 @@ class Renamer:
         own = [name for name in dict.fromkeys(names) if not PATTERN.fullmatch(name)]
         self._entries = key.assign("", own)
         key.save()
-        parts = {part: entry for name, entry in self._entries.items() for part in (name, *name.split("/"))}
-        self._table = {part: entry.pseudonym for part, entry in parts.items()}
-        self._table |= {str(folder): "[masks]" for folder in folders}
+        parts: dict[str, set[str]] = {}
+        for name, entry in self._entries.items():
+            for part in (name, *name.split("/")):
+                parts.setdefault(part, set()).add(entry.pseudonym)
+        self._table = _replacements(parts) | {str(folder): "[masks]" for folder in folders}
+        self._known = _any_of(self._table, end=r"(?![^\W_])")
 
     def name(self, name: str) -> str:
         """Return the pseudonym of a name; of a pseudonym itself."""
@@ -204,7 +207,7 @@ class Renamer:
 
     def text(self, text: str) -> str:
         """Return a text without names."""
-        return _any_of(self._table, end="").sub(lambda found: self._table[found[0]], text)
+        return self._known.sub(lambda found: self._table[found[0]], text)
 
 
 @dataclass(frozen=True)
@@ -242,8 +245,7 @@ class Cleaner:
                     parts.setdefault(part, set()).add(pseudonym)
             for part in (case.name, *case.name.split("/")):
                 parts.setdefault(part, set()).add(pseudonym)
-        own = {text: min(owners) if len(owners) == 1 else WITHHELD for text, owners in parts.items()}
-        self._table = own | whole
+        self._table = _replacements(parts) | whole
         self._known = _any_of(self._table)
 
     def text(self, text: str, more: Iterable[str] = ()) -> str:
@@ -263,7 +265,16 @@ class Cleaner:
         return record.model_copy(update={"reason": reason, "notes": tuple(notes)})
 
 
+def _replacements(parts: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return what each part of a name is replaced by: the pseudonym of its owner, unless it has several."""
+    return {text: min(owners) if len(owners) == 1 else WITHHELD for text, owners in parts.items()}
+
+
 def _any_of(texts: Iterable[str], end: str = r"(?!\w)") -> re.Pattern[str]:
-    """Return a pattern of any of these as a whole word, the longest first; ``end``: what ends a word."""
+    """Return a pattern of any of these as a whole word, the longest first; ``end``: what ends a word.
+
+    A name that is a number is no part of a decimal fraction.
+    """
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, ordered))}){end}" if ordered else r"(?!)")
+    words = [rf"(?<!\d\.){text}(?!\.\d)" if text.isdigit() else re.escape(text) for text in ordered]
+    return re.compile(rf"(?<!\w)(?:{'|'.join(words)}){end}" if words else r"(?!)")

@@ -379,14 +379,14 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     protocols = pipeline.get("protocols", {}).items()
     own = {
         "methods": _of_method(pipeline.get("methods", {}), method),
-        "protocols": {name: _of_method(recipes, method) for name, recipes in protocols if method in recipes},
+        "protocols": {name: some for name, recipes in protocols if (some := _of_method(recipes, method))},
     }
     return completed | {"pipeline": {**pipeline, **own}}
 
 
 def _of_method(recipes: Mapping[str, Any], method: Any) -> dict[str, Any]:
-    """Return the parameters of the run's own method: those of others change nothing."""
-    return {name: _known(params) for name, params in recipes.items() if name == method}
+    """Return the parameters of the run's own method and of ``source``: those of others change nothing."""
+    return {name: _known(params) for name, params in recipes.items() if name in (method, "source")}
 
 
 def _known(params: Mapping[str, Any]) -> dict[str, Any]:

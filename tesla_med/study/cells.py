@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tesla_med.types import Items, Progress
 
 CELLS_FOLDER, CELL_FILE, HASHES_FILE = "cells", "cell.json", "inputs.json"
 NOT_OF_A_RESULT = {"reports", "report", "title", "citation", "train", "methods", "protocols"}
-"""Fields of a pipeline that do not change a cell; of the methods' parameters its own are counted."""
+"""Fields of a pipeline that do not change a cell; of parameters its own method's and the source's count."""
 ABOUT_A_SITE = {"weights", "description", "scanner", "terms", "citation"}
 """Fields of a site that do not change a cell."""
 LONGEST_PREFIX = 80
@@ -55,6 +56,7 @@ class StudyCell:
         keep_weights: adapted weights stay.
         count: number of items.
         names: hash of their names.
+        shown: site and weights as tables name them, so that no two of a study have one name.
     """
 
     name: str
@@ -72,6 +74,7 @@ class StudyCell:
     keep_weights: bool
     count: int
     names: str
+    shown: tuple[str, str] = ("", "")
 
     def folder(self, out: Path) -> Path:
         """Return its folder in the folder of a study."""
@@ -87,8 +90,8 @@ class StudyCell:
         """What tells it from other cells of the study, as plain values."""
         return {
             "cell": self.name,
-            "site": self.site.id,
-            "weights": self.weights.name,
+            "site": self.shown[0] or self.site.id,
+            "weights": self.shown[1] or self.weights.name,
             "method": self.method,
             "protocol": self.protocol,
             "seed": self.seed,
@@ -138,7 +141,30 @@ def grid_of(study: StudyConfig, hashes: Hashes, device: str, *, trust_code: bool
             cells += maker.cells(site, volumes)
         except _NothingThereError as error:
             problems.append((site.id, str(error)))
-    return Grid(tuple(cells), tuple(problems))
+    return Grid(tuple(_shown(cells)), tuple(problems))
+
+
+def _shown(cells: Sequence[StudyCell]) -> Iterator[StudyCell]:
+    """Yield the cells with names of sites and weights: as short as they can be, and no two the same."""
+    sites = _shortest({(cell.site.pipeline, cell.site.id) for cell in cells})
+    weights = _shortest({cell.weights.parts for cell in cells})
+    for cell in cells:
+        about = sites[cell.site.pipeline, cell.site.id], weights[cell.weights.parts]
+        yield replace(cell, shown=about)
+
+
+def _shortest(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """Return for each path (its parts) its last parts, as many as no other path ends with."""
+    found: dict[tuple[str, ...], str] = {}
+    left, length = set(paths), 1
+    while left:
+        ends = Counter(path[-length:] for path in left)
+        for path in list(left):
+            if ends[path[-length:]] == 1 or length >= len(path):
+                found[path] = "/".join(path[-length:])
+        left -= found.keys()
+        length += 1
+    return found
 
 
 class _NothingThereError(Exception):
@@ -194,6 +220,7 @@ class _Maker:
                 "site": site.model_dump(mode="json", exclude=ABOUT_A_SITE),
                 "pipeline": pipeline.model_dump(mode="json", exclude=NOT_OF_A_RESULT),
                 "parameters": parameters,
+                "source": pipeline.method_params("source", protocol),
                 "run": [method, protocol, seed, self.device.partition(":")[0], study.threads],
                 "weights": self._hash_of_weights(weights),
                 "statistics": self._hash_of_statistics(weights) if protocol.startswith("Y") else None,

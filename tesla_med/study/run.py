@@ -182,7 +182,7 @@ def _contents(
         if cell.name in failed:
             continue
         try:
-            contents[cell.name] = read_cell(cell.folder(out), patient=not unseen)
+            contents[cell.name] = read_cell(cell.folder(out), patient=not unseen) | cell.key
         except OutputError as error:
             unseen[cell.name] = str(error)
     return contents, unseen

@@ -36,7 +36,7 @@ class Line:
 
     Attributes:
         site: id.
-        weights: name of the file.
+        weights: name of the file, with as many of the folders above it as tell it from others.
         method: name.
         protocol: N-O, N-M, Y-O or Y-M.
         cells: number of seeds that are done.

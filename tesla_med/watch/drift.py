@@ -9,7 +9,7 @@ a look after every case: ``benchmarks/drift.py`` measures how often a stream wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +77,9 @@ def find_drifts(
                 first = open_[name].first if name in open_ else index
                 before = _median(_known(figures[name])[:reference])
                 now = float(tests[name][1][index])
-                open_[name] = Drift(name, first, index, before, now, p, present=index == count - 1)
+                open_[name] = Drift(name, first, index, before, now, p, present=True)
             elif name in open_ and name in known:
-                found.append(open_.pop(name))
+                found.append(replace(open_.pop(name), present=False))
     return sorted([*found, *open_.values()], key=lambda item: (-item.last, item.first, item.name))
 
 

@@ -27,10 +27,12 @@ class Found:
 
     Attributes:
         case: its files.
+        top: folder that its names are relative to.
         state: tells its files from what they are when any of them changes; see :func:`state_of`.
     """
 
     case: Case
+    top: Path
     state: str
 
 
@@ -71,7 +73,7 @@ class Inbox:
             raise DataError(f"{self.folder}: no such folder; create or mount it, or give the one to watch")
         listed = find_cases(self.folder, *self._about, each=True)
         self.skipped = listed.skipped
-        found = [Found(case, state_of(case, listed.folder)) for case in listed.cases]
+        found = [Found(case, listed.folder, state_of(case, listed.folder)) for case in listed.cases]
         since = {}
         for item in found:
             state, first = self._since.get(item.case.name, ("", now))
@@ -98,8 +100,7 @@ class Inbox:
 
     def unchanged(self, item: Found) -> bool:
         """Whether the files of a case are still as they were found."""
-        top = self.folder if item.case.image.is_relative_to(self.folder) else item.case.image.parent
-        return state_of(item.case, top) == item.state
+        return state_of(item.case, item.top) == item.state
 
 
 def state_of(case: Case, top: Path) -> str:

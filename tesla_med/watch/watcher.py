@@ -187,6 +187,7 @@ class _Watcher:
         self._note_problem("")
         names = {item.case.name for item in found}
         self.aside = {name: about for name, about in self.aside.items() if name in names}
+        self.changed = {name: state for name, state in self.changed.items() if name in names}
         todo, waiting = [], []
         for item in found:
             if item.case.name in self.seen:
@@ -214,6 +215,8 @@ class _Watcher:
         """See whether a case that is done has another image now: it is named, and not done again."""
         name = item.case.name
         seen = self.seen[name]
+        if item.state == seen.state:
+            self.changed.pop(name, None)
         if item.state in (seen.state, self.changed.get(name)):
             return
         try:

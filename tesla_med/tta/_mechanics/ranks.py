@@ -126,20 +126,18 @@ def together(model: nn.Module) -> Iterator[None]:
 
 def _normalised(layer: Any, features: Tensor, shift: Tensor | None = None) -> Tensor:
     """Normalise ``features + shift`` (N, C, ...) by the statistics of all shares, and move running ones."""
-    momentum = 0.1 if layer.momentum is None else layer.momentum
+    bias, momentum = layer.bias, layer.momentum
+    if shift is not None and bias is not None and torch.is_grad_enabled() and shift.requires_grad:
+        bias = bias + 0.0 * shift  # batch statistics leave it no say: its gradient is zero, but it is there
     normalise: Callable[..., Tensor] = _on_cuda if features.is_cuda else _on_cpu
-    output = normalise(layer, features, momentum)
-    if shift is None:
-        return output
-    if momentum and layer.running_mean is not None:
+    output = normalise(layer, features, bias, momentum)
+    if shift is not None and momentum and layer.running_mean is not None:
         layer.running_mean.data.add_(shift.detach(), alpha=momentum)
-    # Batch statistics leave a bias no say, so its gradient is zero; it is there all the same.
-    grown = torch.is_grad_enabled() and shift.requires_grad
-    return output + (0.0 * shift).view(1, -1, *[1] * (output.dim() - 2)).to(output) if grown else output
+    return output
 
 
-def _on_cuda(layer: Any, features: Tensor, momentum: float) -> Tensor:
-    output: Tensor = _SharedBatchNorm.apply(features, layer.weight, layer.bias, layer, momentum)
+def _on_cuda(layer: Any, features: Tensor, bias: Tensor | None, momentum: float) -> Tensor:
+    output: Tensor = _SharedBatchNorm.apply(features, layer.weight, bias, layer, momentum)
     return output
 
 
@@ -194,7 +192,7 @@ def _packed(values: Tensor) -> Tensor:
     return values if ready else values.contiguous()
 
 
-def _on_cpu(layer: Any, features: Tensor, momentum: float) -> Tensor:
+def _on_cpu(layer: Any, features: Tensor, bias: Tensor | None, momentum: float) -> Tensor:
     axes, shape = [0, *range(2, features.dim())], (1, -1, *[1] * (features.dim() - 2))
     count = joined() * features.numel() // features.shape[1]
     values = features.double()
@@ -207,8 +205,8 @@ def _on_cpu(layer: Any, features: Tensor, momentum: float) -> Tensor:
             unbiased = variance * (count / max(count - 1, 1))
             layer.running_var.data.lerp_(unbiased.to(layer.running_var), momentum)
     output: Tensor = (values - mean.view(shape)) / (variance + layer.eps).sqrt().view(shape)
-    if layer.weight is not None:
-        output = output * layer.weight.view(shape) + layer.bias.view(shape)
+    if layer.weight is not None and bias is not None:
+        output = output * layer.weight.view(shape) + bias.view(shape)
     return output.to(features)
 
 
