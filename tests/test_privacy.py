@@ -19,7 +19,7 @@ from tesla_med.actions.rollback import rollback
 from tesla_med.demo.volumes import make_case
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.exports.base import EXPORTS
-from tesla_med.io.pseudonyms import KeyFile, default_key
+from tesla_med.io.pseudonyms import KeyFile, Renamer, default_key
 from tesla_med.review.content import Content
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -286,3 +286,16 @@ def test_a_key_file_must_be_apart_and_readable(made, tmp_path):
 def test_the_key_of_a_user(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_key() == tmp_path / ".tesla-med" / "pseudonyms.csv"
+
+
+def test_numbers_in_a_text_are_no_names(tmp_path):
+    names = ["1", "2", "12", "p/Ann", "p/Bob", "Case07"]
+    renamer = Renamer(KeyFile(tmp_path / "key.csv"), names, [tmp_path])
+    text = "1: shape 16 x 2.50 mm, 0.12 and 12; parts of p; p/Ann, Bob.nii.gz, Case07_seg.nii.gz, Case077"
+    found = renamer.text(text)
+    one, twelve, ann = (renamer.name(name) for name in ("1", "12", "p/Ann"))
+    bob, seven = renamer.name("p/Bob"), renamer.name("Case07")
+    assert found == (
+        f"{one}: shape 16 x 2.50 mm, 0.12 and {twelve}; parts of [withheld]; {ann}, {bob}.nii.gz, "
+        f"{seven}_seg.nii.gz, Case077"
+    )

@@ -92,11 +92,6 @@ class NamePattern:
                 place.append("".join(found.groups()))
         return Match(tuple(place), name.group(1))
 
-    def key(self, path: PurePath) -> str | None:
-        """Return the case key of a file that matches, or None."""
-        found = self.match(path)
-        return None if found is None else found.key
-
     def name(self, relative: PurePath) -> str:
         """Return the name of the case of an image: its path, without extension and fixed folders.
 

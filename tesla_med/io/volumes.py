@@ -239,16 +239,6 @@ def encode_mask(path: Path, mask: IntArray, volume: Volume) -> bytes:
     return encode_nifti(mask.astype(np.uint8 if high <= 255 else np.uint16), _grid(volume))
 
 
-def write_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) -> None:
-    """Write real values on the grid of ``volume``, atomically; see :func:`encode_map`.
-
-    Raises:
-        GeometryError: another shape.
-        OutputError: the file cannot be written.
-    """
-    write_bytes(path, encode_map(path, array, volume))
-
-
 def encode_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume) -> bytes:
     """Return the bytes of a float32 file of real values on the grid of ``volume``.
 
@@ -267,7 +257,7 @@ def encode_map(path: Path, array: npt.NDArray[np.floating[Any]], volume: Volume)
 
 
 def read_map(path: Path, channels: int) -> npt.NDArray[np.float32]:
-    """Read real values that :func:`write_map` wrote as (I, J, K, C), as (C, I, J, K) float32.
+    """Read real values that :func:`encode_map` stored as (I, J, K, C), as (C, I, J, K) float32.
 
     Raises:
         DataError: unreadable, or fewer than ``channels``.

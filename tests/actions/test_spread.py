@@ -81,6 +81,17 @@ def test_two_processes_do_what_one_does(volumes, tmp_path, caplog):
     assert content["complete"]
 
 
+def test_a_worker_that_ends_in_the_middle_of_a_line_is_lost(volumes, tmp_path, caplog, monkeypatch):
+    from tesla_med.actions import spread as module
+
+    monkeypatch.setattr(module, "CODE", """print('{"steps": [[0, {"lo', end="", flush=True)""")
+    result = run_plan(spread(plan_of(volumes, tmp_path), 2))
+    assert [item.status for item in result.results] == ["ok"] * CASES
+    texts = [item.getMessage() for item in caplog.records if "worker" in item.getMessage()]
+    assert len(texts) == 2
+    assert all("are done in this process" in text for text in texts)
+
+
 @pytest.mark.slow
 def test_a_lost_worker_is_told_of_and_its_cases_are_done(volumes, tmp_path, caplog, monkeypatch):
     from tesla_med.actions import spread as module

@@ -240,3 +240,24 @@ def test_a_last_batch_of_one_slice_is_adapted_to(make_tta, make_images):
     driver.adapt_to_site(Slices((), lambda _: None))
     assert sizes == [2, 1]
     assert driver.finite
+
+
+def test_updates_that_are_done_again_are_told_of_once():
+    told, failing = [], [5]
+    method = Recorder(epochs=3, losses=[1.0] * 20)
+    adapt = method.adapt
+
+    def once(images):
+        failing[0] -= 1
+        if failing[0] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return adapt(images)
+
+    method.adapt = once
+    driver = Driver(method, "N-O", "case", lambda number, _: told.append(number))
+    images = torch.zeros(4, 1, 8, 8)
+    with pytest.raises(torch.OutOfMemoryError):
+        driver.adapt_to_case(images)
+    assert told == []
+    assert driver.adapt_to_case(images)
+    assert told == list(range(6))

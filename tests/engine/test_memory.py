@@ -63,6 +63,20 @@ def test_a_forward_that_fails_once_costs_nothing_but_time(
     assert len(done) == (0 if options.get("protocol") == "N-M" else 1)  # its passes have no case to name
 
 
+def test_weights_and_temperatures_are_made_within_the_memory_that_sufficed(
+    volumes, weights, tmp_path, monkeypatch
+):
+    more = ("recalibrate=true", "methods.tesla.predict_statistics=volume")
+    with monkeypatch.context() as patch:
+        short_of_memory(patch, largest=2)
+        result = small.run(volumes, weights, tmp_path / "out", overrides=more, reset="case")
+    assert {item.status for item in result.results} <= {"ok", "empty"}
+    assert {item.used for item in result.results} == {"adapted"}
+    assert all("done with 2 slices at once" in item.reason for item in result.results)
+    assert len(list((result.out / "checkpoints").glob("*.safetensors"))) == len(result.results)
+    assert all("temperature" in item.signals for item in result.results)
+
+
 @pytest.mark.parametrize("largest", [1, 2])
 def test_less_slices_at_once_where_memory_is_short(volumes, weights, tmp_path, monkeypatch, largest):
     short_of_memory(monkeypatch, largest=largest)

@@ -52,7 +52,8 @@ def reasons(cases: CaseList) -> dict[str, str]:
     ],
 )
 def test_patterns(pattern: str, name: str, key: str | None) -> None:
-    assert NamePattern(pattern).key(Path(name)) == key
+    found = NamePattern(pattern).match(Path(name))
+    assert (None if found is None else found.key) == key
 
 
 def test_bad_pattern_is_named() -> None:

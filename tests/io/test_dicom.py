@@ -71,6 +71,29 @@ def test_a_doubled_place(tmp_path):
         read_volume(tmp_path)
 
 
+@pytest.mark.parametrize("places", [[0, 5, 5, 5, 10, 10], [0, 0, 0, 0, 0, 5]])
+def test_more_doubled_places_than_others(tmp_path, places):
+    write_series(tmp_path, values(), places=places)
+    with pytest.raises(DataError, match="two slices at"):
+        read_volume(tmp_path)
+
+
+def test_the_index_of_a_disc_is_no_case(tmp_path):
+    paths = write_series(tmp_path / "IMAGES" / "s1", values())
+    shutil.copy(paths[0], tmp_path / "DICOMDIR")
+    found = find_cases(tmp_path, small.site())
+    assert [case.name for case in found.cases] == ["IMAGES/s1"]
+    assert [path.name for path, _ in found.skipped] == ["DICOMDIR"]
+
+
+def test_series_below_a_root_of_masks_are_no_cases(tmp_path):
+    write_series(tmp_path / "images" / "p1", values())
+    write_series(tmp_path / "labels" / "p1", values())
+    layers = ({"pattern": "*_segmentation.nii.gz", "write": 1, "root": str(tmp_path / "labels")},)
+    site = small.site(files={"image": ("Case*.nii.gz",), "masks": layers})
+    assert [case.name for case in find_cases(tmp_path / "images", site).cases] == ["p1"]
+
+
 def test_uneven_slices(tmp_path):
     write_series(tmp_path, values(), places=[0, 3, 6, 9.9, 12, 15])
     with pytest.raises(DataError, match=r"uneven slices: a step of 3\.90 mm"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tesla_med.errors import DataError, OutputError
-from tesla_med.io.files import atomic_path, sha256, write_bytes, write_json, write_text
+from tesla_med.io.files import atomic_path, sha256, write_bytes, write_json, write_text, write_together
 from tesla_med.io.locks import output_lock
 
 
@@ -139,3 +139,13 @@ def test_lock_holds_between_processes_and_ends_with_them(tmp_path: Path) -> None
         holder.wait(timeout=20)
     with output_lock(tmp_path):
         pass
+
+
+def test_files_that_are_written_together_leave_the_others_as_they_were(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("old", encoding="utf-8")
+    second.mkdir()
+    with pytest.raises(OutputError, match="b: expected a file to be replaced, found a folder"):
+        write_together([(first, lambda: b"new"), (second, lambda: b"new")])
+    assert first.read_text(encoding="utf-8") == "old"
+    assert names(tmp_path) == ["a", "b"]

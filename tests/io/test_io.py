@@ -18,6 +18,7 @@ from tesla_med.config.models import Files
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io import references
 from tesla_med.io import volumes as io
+from tesla_med.io.files import write_bytes
 from tesla_med.io.geometry import corner_displacement
 from tesla_med.types import Case, Volume
 
@@ -417,6 +418,10 @@ def test_metaimage_with_a_fourth_axis_of_one(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- writing
 
 
+def write_map(path: Path, array: npt.NDArray[Any], volume: Volume) -> None:
+    write_bytes(path, io.encode_map(path, array, volume))
+
+
 @pytest.mark.parametrize("codes", [(1, 1), (2, 1), (1, 0), (0, 1), (0, 0)])
 def test_masks_repeat_the_header(tmp_path: Path, codes: tuple[int, int]) -> None:
     moved = oblique()
@@ -424,7 +429,7 @@ def test_masks_repeat_the_header(tmp_path: Path, codes: tuple[int, int]) -> None
     make(tmp_path / "a.nii.gz", codes, sform=moved, intent_name=b"secret", db_name=b"id", toffset=3)
     volume = io.read_volume(tmp_path / "a.nii.gz")
     io.write_mask(tmp_path / "out" / "m.nii.gz", labels_of(), volume)
-    io.write_map(tmp_path / "out" / "p.nii.gz", np.random.default_rng(0).random((3, *SHAPE)), volume)
+    write_map(tmp_path / "out" / "p.nii.gz", np.random.default_rng(0).random((3, *SHAPE)), volume)
     before = raw_header(tmp_path / "a.nii.gz")
     for name in ("m.nii.gz", "p.nii.gz"):
         after = raw_header(tmp_path / "out" / name)
@@ -506,7 +511,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(GeometryError, match="shape"):
         io.write_mask(target, labels_of()[1:], volume)
     with pytest.raises(GeometryError, match="shape"):
-        io.write_map(target, np.zeros((*SHAPE, 3)), volume)
+        write_map(target, np.zeros((*SHAPE, 3)), volume)
     with pytest.raises(OutputError, match=r"\.nii\.gz"):
         io.write_mask(tmp_path / "m.mha", labels_of(), volume)
     with pytest.raises(OutputError, match=r"\.nii"):
@@ -518,11 +523,11 @@ def test_maps_put_channels_last(tmp_path: Path) -> None:
     make(tmp_path / "a.nii.gz")
     volume = io.read_volume(tmp_path / "a.nii.gz")
     probs = np.random.default_rng(0).random((3, *SHAPE)).astype(np.float32)
-    io.write_map(tmp_path / "p.nii.gz", probs, volume)
+    write_map(tmp_path / "p.nii.gz", probs, volume)
     written = nib.load(tmp_path / "p.nii.gz")
     assert written.get_data_dtype() == np.float32
     assert np.array_equal(np.moveaxis(np.asarray(written.dataobj), -1, 0), probs)
-    io.write_map(tmp_path / "e.nii.gz", probs[0], volume)
+    write_map(tmp_path / "e.nii.gz", probs[0], volume)
     assert np.array_equal(io.read_volume(tmp_path / "e.nii.gz").array[0], probs[0])
 
 

@@ -210,6 +210,7 @@ def test_resuming_a_complete_run_changes_nothing(volumes, weights, whole, tmp_pa
         ({"reset": "site"}, "reset"),
         ({"save_probs": True}, "save_probs"),
         ({"overrides": ("methods.tesla.learning_rate=0.1",)}, "pipeline"),
+        ({"overrides": ("methods.source.statistics=volume",)}, "pipeline"),
         ({"site": small.site(terms="Other terms.")}, "site"),
     ],
 )

@@ -102,6 +102,8 @@ def test_whatever_decides_the_result_changes_the_name(place, weights):
     alpha, tesla = [True] * 4 + [False] * 4, [False, False, True, True] * 2
     rate = [*study_site.SETTINGS, "methods.tesla.learning_rate=0.01"]
     assert changed(study_site.write_study(place, weights, set=rate)) == tesla
+    own = [*study_site.SETTINGS, "methods.source.statistics=volume"]  # it makes the source's masks
+    assert all(changed(study_site.write_study(place, weights, set=own)))
     assert all(changed(study_site.write_study(place, weights, threads=2)))
     assert all(changed(study_site.write_study(place, weights, seeds=[1])))
     assert all(changed(study_site.write_study(place, weights), device="cuda"))
@@ -116,6 +118,19 @@ def test_whatever_decides_the_result_changes_the_name(place, weights):
     array[0, 0, 0] = 1
     nib.save(nib.Nifti1Image(array, image.affine), reference)
     assert changed("study.yaml") == alpha
+
+
+def test_weights_of_one_name_have_lines_of_their_own(place, weights):
+    for name in ("a", "b"):
+        (place / name).mkdir()
+        for suffix in (".safetensors", ".json"):
+            shutil.copy(weights.with_suffix(suffix), place / name)
+    path = study_site.write_study(place, weights, weights=[f"{name}/{weights.name}" for name in "ab"])
+    grid, _ = survey_study(load_study(path), "out", device="cpu")
+    assert {cell.key["weights"] for cell in grid.cells} == {f"{name}/{weights.name}" for name in "ab"}
+    assert {cell.key["site"] for cell in grid.cells} == {"alpha", "beta"}
+    alone, _ = survey_study(load_study(study_site.write_study(place, weights)), "out", device="cpu")
+    assert {cell.key["weights"] for cell in alone.cells} == {weights.name}
 
 
 def test_images_are_hashed_once(place, weights, monkeypatch):

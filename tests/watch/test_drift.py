@@ -71,6 +71,16 @@ def test_cases_without_a_value_are_passed_over():
     assert found.first == [index for index, value in enumerate(gaps) if value is not None][whole.first]
 
 
+def test_a_drift_goes_on_while_a_figure_is_missing():
+    values = stream(4)["p50"]
+    values[100:] += 3
+    (found,) = find_drifts({"p50": values.tolist()})
+    for gaps in (1, 3):
+        (same,) = find_drifts({"p50": [*values.tolist(), *[None] * gaps]})
+        assert same == found
+        assert same.present
+
+
 def volume(array, spacing=(0.5, 0.5, 3.0), blank=False):
     data = np.asarray(array, np.float32)[None]
     return Volume(data, np.diag([*spacing, 1.0]), spacing, None, None, blank=blank)

@@ -126,6 +126,14 @@ def test_every_case_once_as_adapt_does(place, made, capsys):
     assert sorted(item["title"] for item in listed) == [f"cases/Case0{i}: Case0{i}" for i in range(3)]
 
 
+def test_images_in_the_folder_of_the_site_are_done(place, made):
+    (place.inbox / "X").mkdir()
+    shutil.copy(made[2][0], place.inbox / "X")
+    assert place.plain() == 0
+    assert len(place.history()) == 1
+    assert len(place.times()) == 2
+
+
 def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys):
     from tesla_med.reports.table import TableReport
 
@@ -196,6 +204,12 @@ def test_another_image_under_the_name_of_a_done_case_is_named_and_not_done(place
     assert place.plain() == 0
     assert "Case00: has changed since it was done" in capsys.readouterr().out
     assert "Give a new image a new name" in place.page()
+    shutil.copy(images[0], path)  # put back, its time with it
+    os.utime(path, (1, 1))
+    assert place.plain() == 0
+    assert "Give a new image a new name" not in place.page()
+    shutil.copy(images[1], path)
+    assert place.plain() == 0
     path.unlink()
     assert place.plain() == 0
     assert "Give a new image a new name" not in place.page()
