@@ -10,9 +10,10 @@ import typer
 
 from tesla_med.cli import options
 from tesla_med.cli.console import Screen
-from tesla_med.cli.options import Json, Set, Volumes
+from tesla_med.cli.options import Json, Set, TrustCode, Volumes, Weights
 from tesla_med.cli.results import labels_text, not_used, shape_text, spacing_text
 from tesla_med.errors import ConfigError
+from tesla_med.scoring.text import counted
 
 app = typer.Typer()
 sites_app = typer.Typer(no_args_is_help=True, help="List, show and check site configurations.")
@@ -58,15 +59,17 @@ def sites_show(site: Annotated[str, typer.Argument(help="Site.")], as_json: Json
 def sites_check(
     site: Annotated[str, typer.Argument(help="Site.")],
     volumes: Volumes,
+    weights: Weights = None,
     overrides: Set = None,
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Read every image and reference, or every tile, of a site and report what does not fit."""
     from tesla_med.actions.check import check_site
-    from tesla_med.config.resolve import resolve
+    from tesla_med.config.resolve import resolve_for_check
 
     screen = Screen(as_json=as_json)
-    config, pipeline = resolve(site, None, tuple(overrides or ()))
+    config, pipeline = resolve_for_check(site, weights, tuple(overrides or ()), trust_code=trust_code)
     with screen.progress() as progress:
         result = check_site(config, pipeline, volumes, progress)
     single = result.item != "case"
@@ -88,7 +91,7 @@ def sites_check(
         screen.say(f"{result.folder}: no remarks")
     for path, reason in result.skipped:
         screen.say(f"not used: {path.name}: {reason}")
-    count = f"{len(result.cases)} {result.item}s, {result.problems} with a problem"
+    count = f"{counted(len(result.cases), result.item)}, {result.problems} with a problem"
     screen.say(f"{count}, {not_used(result.skipped)}")
     screen.result(
         {

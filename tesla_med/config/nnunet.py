@@ -144,6 +144,17 @@ def folds_of(path: Path) -> list[Path]:
     )
 
 
+def left_out_folds(path: Path) -> tuple[str, ...]:
+    """Return a remark where numbered folds of a model folder have no checkpoint of the kind that is used."""
+    used = folds_of(path)
+    folders = {item for item in path.glob("fold_*") if item.name.removeprefix("fold_").isdigit()}
+    left = sorted(item.name for item in folders - {item.parent for item in used})
+    if not left or used[0].parent not in folders:
+        return ()
+    text = f"{path.name}: {', '.join(left)} without {used[0].name}"
+    return (f"{text}; {len(used)} of {len(folders)} folds are used",)
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -232,7 +243,11 @@ def _classes(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the classes in the order of the network's outputs, and whether they are overlapping regions."""
     if labels.get("background") != 0:
-        raise CheckpointError(f"{path}: dataset.json has no label 'background' of value 0")
+        first = " (labels by value are those of nnU-Net v1)" if "0" in labels else ""
+        raise CheckpointError(
+            f"{path}: dataset.json has no label 'background' of the number 0 but "
+            f"{dict(list(labels.items())[:4])}{first}"
+        )
     parts = {name: value for name, value in labels.items() if name not in ("background", "ignore")}
     parts = {name: value for name, value in parts.items() if value not in (0, [0])}
     background = {"value": 0, "name": "background", "color": "#000000"}

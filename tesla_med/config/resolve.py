@@ -79,6 +79,25 @@ def resolve(
     return site, pipeline
 
 
+def resolve_for_check(
+    site: str, weights: Path | None, overrides: tuple[str, ...], *, trust_code: bool = False
+) -> tuple[SiteConfig, PipelineConfig]:
+    """Return site and pipeline configurations to check files with; as :func:`resolve`.
+
+    Raises:
+        ConfigError: also where the classes come from a model, which is neither given nor named by the site.
+    """
+    given = weights or load_site(site, None, overrides).weights
+    found, pipeline = resolve(site, None, overrides, given, trust_code=trust_code)
+    preprocessing = pipeline.preprocessing
+    if found.pipeline in FORMATS and preprocessing.nnunet is None and preprocessing.bundle is None:
+        raise ConfigError(
+            f"site {found.pipeline}/{found.id}: classes and channels come from the model; "
+            "give it with --weights, or as 'weights' in the site file"
+        )
+    return found, pipeline
+
+
 def foreign_model(weights: str | Path | None, *, trust_code: bool = False) -> dict[str, Any] | None:
     """Return what weights say of classes, network and preprocessing that no pipeline knows; None for none.
 
@@ -131,6 +150,21 @@ def _override(config: S, overrides: list[str]) -> S:
     return validate(type(config), content, f"--set {' '.join(overrides)}")
 
 
+def no_model(folder: Path) -> str:
+    """Say what is missing in a folder that was given as a model, and where one may lie."""
+    below = (*folder.glob("*"), *folder.glob("*/*"))
+    models = sorted(str(item) for item in below if item.is_dir() and _holds_model(item))
+    hint = f"; did you mean {' or '.join(models[:3])}?" if models else ""
+    return (
+        f"no model at {folder}: an nnU-Net folder holds plans.json, dataset.json and fold_k, a MONAI bundle "
+        f"configs/metadata.json and configs/inference.json{hint}"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return nnunet_folder(folder) == folder or bundle_folder(folder) == folder
+
+
 def _pipeline_of_card(weights: str | Path | None) -> str:
     """Return the pipeline that the card beside the weights names."""
     if weights is None:
@@ -140,9 +174,11 @@ def _pipeline_of_card(weights: str | Path | None) -> str:
     path = user_path(weights)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder; give the weights with --weights")
+    if path.is_dir():
+        raise CheckpointError(no_model(path))
     card = path.with_suffix(".json")
     if not card.is_file():
-        raise ConfigError("these weights have no card, so give --pipeline or --site")
+        raise ConfigError(f"{path}: these weights have no card, so give --pipeline or --site")
     try:
         return str(json.loads(card.read_text(encoding="utf-8"))["pipeline"])
     except (OSError, ValueError, KeyError, TypeError) as error:

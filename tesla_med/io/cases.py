@@ -13,7 +13,7 @@ from tesla_med.config.paths import user_path
 from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
 from tesla_med.io.fetched import check_fetched
-from tesla_med.io.matching import MASK_BY_NAME, READABLE, Matcher
+from tesla_med.io.matching import FURTHER_CHANNEL, MASK_BY_NAME, READABLE, Matcher
 from tesla_med.io.names import fold, natural
 from tesla_med.io.patterns import Match
 from tesla_med.io.series import choose_series
@@ -94,6 +94,7 @@ def find_cases(
     remarks = (
         *_elsewhere(folder, own, other_sites),
         *_left_out_as_masks(skipped),
+        *_without_first_channel(skipped),
         *matcher.remarks(cases, files),
     )
     for text in remarks:
@@ -116,6 +117,14 @@ def _elsewhere(folder: Path, own: frozenset[str], other_sites: Sequence[SiteConf
     for site in other_sites if called not in own else ():
         if site.institution and fold(site.institution) == called:
             yield f"the folder {folder} is called after another site, {site.id}; is it the right one?"
+
+
+def _without_first_channel(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """Yield a remark on cases that are left out because their first channel is missing."""
+    files = sorted(path for path, reason in skipped if reason == FURTHER_CHANNEL)
+    if files:
+        count = f"{len(files)} files are" if len(files) > 1 else "1 file is"
+        yield f"{count} {FURTHER_CHANNEL}, such as {files[0]}; its case is left out"
 
 
 def _left_out_as_masks(skipped: Sequence[Skipped]) -> Iterator[str]:

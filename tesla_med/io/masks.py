@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tesla_med.errors import DataError
@@ -34,6 +34,8 @@ SUFFIX_PARTS = frozenset(
 )
 SURE_PARTS = SUFFIX_PARTS - {"gt", "truth", "ref", "reference", "manual", "pred", "prediction"}
 """Those that are hardly ever part of an image's name."""
+FIRST_CHANNEL = "_0000"
+"""How nnU-Net ends the name of the image of the first channel."""
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
@@ -83,3 +85,16 @@ def _more_mask_like(first: Path, second: Path, name: str) -> Path:
             f"{first} and {second} are both {name!r}; keep one of them or use a folder for each kind"
         )
     return second if bare[0] == first else first
+
+
+def as_named_there(masks: Mapping[str, Path], others: Mapping[str, Path]) -> dict[str, Path]:
+    """Return masks by the names that they have in another folder, where one names the first channel.
+
+    nnU-Net calls an image ``P1_0000`` and its reference ``P1``.
+    """
+    found: dict[str, Path] = {}
+    for name, path in masks.items():
+        with_channel, without = f"{name}{FIRST_CHANNEL}", name.removesuffix(FIRST_CHANNEL)
+        there = [item for item in (name, with_channel, without) if item in others]
+        found[there[0] if there and (there[0] == name or there[0] not in masks) else name] = path
+    return found

@@ -21,6 +21,7 @@ from tesla_med.types import Case
 READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
 REGION = -1
 MASK_BY_NAME = "the mask of another image, by its name"
+FURTHER_CHANNEL = "a further channel without the first"
 _Others = dict[tuple[int, Match], list[Path]]
 """Masks and channels by layer and where they belong; the region is layer -1, channels are below."""
 
@@ -176,7 +177,7 @@ class Matcher:
         used = {path for case in cases for path in (*case.masks, case.region_mask, *case.channels)}
         every = {path: layer for (layer, _), paths in others.items() for path in paths}
         skipped += [
-            (path, "a mask without its image" if layer > -2 else "a further channel without the first")
+            (path, "a mask without its image" if layer > -2 else FURTHER_CHANNEL)
             for path, layer in every.items()
             if path not in used
         ]
@@ -203,7 +204,7 @@ class Matcher:
                         found.append(f"{what} matches none of the files there")
                 else:
                     found.append(f"{what} meets no image: {self._apart(cases[0], there)}")
-        return (*found, *self._labels_as_images(cases))
+        return (*found, *self._labels_as_images(cases), *self._channels_as_images(cases))
 
     def _never(self, *, dicom: bool) -> Iterator[str]:
         every = (*self.images, *self.channels, *self.masks, *([self.region] if self.region else []))
@@ -234,12 +235,28 @@ class Matcher:
                 "imagesTr/*.nii.gz, and that of the masks in files.masks"
             )
 
+    @staticmethod
+    def _channels_as_images(cases: Sequence[Case]) -> Iterator[str]:
+        names = {case.name for case in cases}
+        further = [case for case in cases if _first_channel(case.name) in names]
+        if further:
+            yield (
+                f"{len(further)} of {len(cases)} images, such as {further[0].image}, may be further channels "
+                "of others; if they are, name those of the model in files.image, as in '*_0000.nii.gz'"
+            )
+
     def _label_like(self, path: Path) -> bool:
         """Return whether a folder that the image patterns do not spell out is called after labels."""
         found = self.image(path)
         relative = path.relative_to(self.folder)
         name = relative.as_posix() if found is None else found[0].name(relative)
         return any(is_label_like(part) for part in name.split("/")[:-1])
+
+
+def _first_channel(name: str) -> str:
+    """Return what the first channel would be called, of which an image of this name is a further one."""
+    further = re.fullmatch(r"(.*_)(?!0000)\d{4}", name)
+    return "" if further is None else f"{further[1]}0000"
 
 
 def is_label_like(folder: str) -> bool:

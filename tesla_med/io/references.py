@@ -50,7 +50,8 @@ def read_reference(case: Case, site_files: Files, volume: Volume, classes: Seque
     if unknown:
         raise DataError(
             f"case {case.name}: reference holds label {_list(unknown)}, expected only {_list(classes)}; "
-            f"map it with 'values' in the site's files.masks (read: {', '.join(map(str, case.masks))})"
+            f"map it with 'values', or leave its voxels out with 'ignore', in the site's files.masks "
+            f"(read: {', '.join(map(str, case.masks))})"
         )
     return result
 

@@ -185,7 +185,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
             "save the model's state_dict alone, or convert it to safetensors"
         ) from None
     except Exception as error:  # torch and safetensors raise many kinds on damaged files
-        raise CheckpointError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
+        raise CheckpointError(
+            f"{path}: cannot be read as weights ({path.stat().st_size} bytes: {_first_line(error)}); "
+            "it may be cut off: copy it again"
+        ) from None
     state = one_state(content, path)
     return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
 
@@ -263,7 +266,8 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
         raise CheckpointError(
             f"{path}: weights of another architecture than the pipeline's model: {len(state)} tensors found, "
             f"{len(own)} expected; {'; '.join(parts)}. "
-            "Set model.name and model.params to the network that they were trained with."
+            "Set model.name and model.params to the network that they were trained with; in a folder of "
+            "nnU-Net or MONAI its plans, labels or configuration are those of other weights."
         )
     if any(not torch.isfinite(value).all() for value in state.values() if value.is_floating_point()):
         raise CheckpointError(f"{path}: holds NaN or infinite weights; use another checkpoint")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
 from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
-from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder, nnunet_notes
+from tesla_med.config.nnunet import DATASET, PLANS, left_out_folds, nnunet_folder, nnunet_notes
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.io.files import sha256, sha256_of
@@ -88,7 +88,8 @@ def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
         raise CheckpointError(f"{path}: {error}") from None
     load_state(model, state, path)
     folder = nnunet_folder(path)
-    return LoadedModel(model, resolved, None, (), () if folder is None else nnunet_notes(folder))
+    lost = left_out_folds(path) if folder is not None and path.resolve() == folder.resolve() else ()
+    return LoadedModel(model, resolved, None, lost, () if folder is None else nnunet_notes(folder))
 
 
 def _load_bundle(path: Path, pipeline: PipelineConfig) -> LoadedModel:

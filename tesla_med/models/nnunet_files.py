@@ -90,14 +90,20 @@ def _read(path: Path) -> Fold:
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:
-            raise CheckpointError(f"{path}: cannot be read as a checkpoint of nnU-Net v2") from None
+            raise CheckpointError(
+                f"{path}: cannot be read as a checkpoint of nnU-Net v2; give the folder of the model, or "
+                "copy the file again"
+            ) from None
         raise CheckpointError(
             f"{path}: refused, it holds more than weights and numbers and could run code ({found[1]}); "
             "ask for the folder as nnU-Net's training wrote it"
         ) from None
     except Exception as error:  # torch raises many kinds on damaged files
         text = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint of nnU-Net: {text[0]}") from None
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint of nnU-Net ({path.stat().st_size} bytes: {text[0]}); "
+            "it may be cut off: copy it again"
+        ) from None
     weights = content.get(WEIGHTS) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise CheckpointError(f"{path}: holds no {WEIGHTS!r}; expected a checkpoint of nnU-Net v2")

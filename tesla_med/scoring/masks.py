@@ -11,7 +11,7 @@ import numpy as np
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
-from tesla_med.io.masks import find_masks
+from tesla_med.io.masks import as_named_there, find_masks
 from tesla_med.io.pseudonyms import KeyFile, Renamer
 from tesla_med.records import Measured
 from tesla_med.scoring.grids import check_labels, field_diagonal
@@ -177,9 +177,9 @@ def evaluate_masks(
 ) -> EvaluationResult:
     """Score every mask that has a reference, on its own grid.
 
-    Files meet by their path relative to the two folders, without extension and without trailing
-    name parts such as ``_mask`` or ``_segmentation``. Where one folder holds both ``Case07`` and
-    ``Case07_seg``, the first is assumed to be the image. Voxel sizes are those of the headers.
+    Files meet by their path relative to the two folders, without extension and without trailing name parts
+    such as ``_mask`` or ``_segmentation``; ``P1_0000`` meets ``P1``. Where one folder holds both ``Case07``
+    and ``Case07_seg``, the first is assumed to be the image. Voxel sizes are those of the headers.
 
     Args:
         predictions: folder of masks, or the output folder of a run.
@@ -203,6 +203,7 @@ def evaluate_masks(
     if (predictions / "masks" / LABELS_FILE).is_file():
         predictions = predictions / "masks"
     ours, theirs = find_masks(predictions), find_masks(references)
+    theirs = as_named_there(theirs, ours)
     names = None if key is None else Renamer(key, (*ours, *theirs), (predictions, references))
     if names is not None:
         ours, theirs = ({names.name(name): path for name, path in side.items()} for side in (ours, theirs))

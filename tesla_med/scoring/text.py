@@ -55,7 +55,7 @@ def gathered(remarks: Iterable[tuple[str, str]], noun: str = "case") -> list[str
             lines.append(f"{counted(len(found), noun)}: {found[0][1]} ({names})")
         else:
             name, text = _worst(found)
-            lines.append(f"{counted(len(found), noun)}, the worst is {name}: {text}")
+            lines.append(f"{counted(len({name for name, _ in found}), noun)}, the worst is {name}: {text}")
     return lines
 
 

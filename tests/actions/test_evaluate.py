@@ -70,6 +70,22 @@ def test_scores_by_hand(folders):
     assert result.files == ()
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "cases"),
+    [
+        (("a/P1_0000_mask", "P2_mask"), ("a/P1", "P2_0000"), ("P2", "a/P1_0000")),
+        (("P1_0000", "P1"), ("P1", "P3"), ("P1",)),
+        (("P1",), ("P1_0000", "P1"), ("P1",)),
+        (("P1_0001", "P2"), ("P1", "P2"), ("P2",)),
+    ],
+)
+def test_the_first_channel_of_an_image_meets_its_reference(folders, ours, theirs, cases):
+    for folder, names in zip(folders, (ours, theirs), strict=True):
+        for name in names:
+            save(folder / f"{name}.nii.gz", box())
+    assert tuple(sorted(case.case for case in evaluate(*folders).cases)) == cases
+
+
 def test_unmatched_names_are_listed_both_ways_and_strict_refuses(folders, tmp_path):
     predictions, references = folders
     for number in range(5):

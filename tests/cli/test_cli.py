@@ -13,9 +13,11 @@ import threading
 import numpy as np
 import pytest
 import small_site as small
+from nnunet_folder import make_folder
 
 from tesla_med import __version__
 from tesla_med.cli.app import app, run
+from tesla_med.io.volumes import read_volume, save_image
 from tesla_med.tasks import volumes as volumes_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,6 +148,23 @@ def test_sites_check(place, capsys):
     cases = one_object(capsys.readouterr().out)["cases"]
     assert [len(case["problems"]) for case in cases] == [0, 1]
     assert run(["sites", "check", "X", "--volumes", "missing"]) == 2
+
+
+def test_references_of_a_model_are_checked_against_its_classes(place, capsys):
+    model = make_folder(place / "models", 2)
+    layer = "    - {pattern: '*_segmentation.nii.gz'}\n"
+    (place / "site_configs/nnunet").mkdir()
+    text = SITE.replace("    - {pattern: '*_segmentation.nii.gz', write: 1}\n", layer)
+    (place / "site_configs/nnunet/L.yaml").write_text(text, encoding="utf-8")
+    for path in sorted((place / "nii").glob("*_segmentation.nii.gz")):
+        mask = read_volume(path)
+        values = np.asarray(mask.array[0], np.uint8)
+        values[values.nonzero()[0][0]] *= 2  # of three classes
+        save_image(path, values, mask.affine, dtype=np.uint8)
+    assert run(["sites", "check", "nnunet/L", "--volumes", "nii"]) == 2
+    assert "classes and channels come from the model; give it with --weights" in capsys.readouterr().err
+    assert run(["sites", "check", "nnunet/L", "--volumes", "nii", "--weights", str(model)]) == 0
+    assert "0,1,2" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------ runs

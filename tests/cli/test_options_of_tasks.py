@@ -264,6 +264,8 @@ TABLE = {
     "sites check": {
         "--json": ([], prints_json),
         "--volumes": ([], works),
+        "--weights": (["w/source.safetensors"], works),
+        "--trust-code": ([], works),  # as of adapt
         "--set": (["site.terms=mine"], works),
     },
     "study": {

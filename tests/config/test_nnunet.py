@@ -12,6 +12,7 @@ from tesla_med.config.nnunet import (
     ChannelNorm,
     NnunetPreprocessing,
     folds_of,
+    left_out_folds,
     nnunet_folder,
     read_model,
 )
@@ -250,6 +251,12 @@ REFUSED = {
     "one axis": (changed(patch_size=[8]), None, "expected two or three axes"),
     "no spacing": (changed(spacing=None), None, "no 'spacing'"),
     "no channel names": (plans_of(), {"labels": {"background": 0, "a": 1}}, "no 'modality'"),
+    "labels by value": (plans_of(), dataset_of() | {"labels": {"0": "background", "1": "a"}}, "nnU-Net v1"),
+    "a number as text": (
+        plans_of(),
+        dataset_of() | {"labels": {"background": "0", "a": 1}},
+        "of the number 0",
+    ),
     "labels that are a list": (plans_of(), dataset_of() | {"labels": [0, 1]}, "not as nnU-Net v2 writes it"),
     "configurations that are a list": (
         plans_of() | {"configurations": []},
@@ -326,6 +333,10 @@ def test_final_checkpoints_go_before_the_best(tmp_path):
     assert names_of(tmp_path) == ["fold_0/checkpoint_best.pth", "fold_1/checkpoint_best.pth"]
     touch(tmp_path, "fold_1/checkpoint_final.pth")
     assert names_of(tmp_path) == ["fold_1/checkpoint_final.pth"]  # fold 0 is still being trained
+    left = f"{tmp_path.name}: fold_0 without checkpoint_final.pth; 1 of 2 folds are used"
+    assert left_out_folds(tmp_path) == (left,)
+    touch(tmp_path, "fold_0/checkpoint_final.pth", "fold_all/checkpoint_final.pth")
+    assert left_out_folds(tmp_path) == ()
 
 
 def test_fold_all_is_no_part_of_an_ensemble(tmp_path):

@@ -279,6 +279,22 @@ def test_without_patterns_masks_beside_their_images_are_no_images(tmp_path: Path
     assert "a/P1_Segmentation" in found(named)  # what patterns say counts
 
 
+def test_further_channels_that_would_be_cases_or_miss_their_first_are_remarked_on(tmp_path: Path) -> None:
+    fill(tmp_path, "P1_0000.nii.gz", "P1_0001.nii.gz", "P2_0001.nii.gz")
+    alone = find_cases(tmp_path, site("any", "", files={"image": ["*"]}))
+    assert len(alone.cases) == 3
+    (text,) = alone.remarks
+    assert text.startswith(f"1 of 3 images, such as {tmp_path / 'P1_0001.nii.gz'}, may be further channels")
+    assert find_cases(tmp_path, site("any", "", files={"image": ["*_0000.nii.gz"]})).remarks == ()
+    both = site("any", "", files={"image": ["*_0000.nii.gz", "*_0001.nii.gz"]})
+    cases = find_cases(tmp_path, both, channels=2)
+    assert found(cases) == ["P1_0000"]
+    assert cases.remarks == (
+        f"1 file is a further channel without the first, such as {tmp_path / 'P2_0001.nii.gz'}; "
+        "its case is left out",
+    )
+
+
 def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplog) -> None:
     fill(tmp_path, "BIDMC/Case01.nii.gz", "other/Case01.nii.gz")
     others = [site("E", "BIDMC")]

@@ -126,8 +126,20 @@ def test_a_checkpoint_without_weights(tmp_path, content):
 def test_a_truncated_checkpoint(tmp_path, keep):
     path = make_folder(tmp_path, 2) / CHECKPOINT
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"checkpoint_final\.pth"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_final\.pth.*copy (it|the file) again"):
         load(path.parent.parent)
+
+
+def test_a_folder_above_the_model_says_where_it_lies(tmp_path):
+    folder = make_folder(tmp_path / "results", 2)
+    for given in (tmp_path, tmp_path / "results"):
+        with pytest.raises(CheckpointError, match=r"no model at .*did you mean") as caught:
+            pipeline_of(given)
+        assert f"did you mean {folder}?" in str(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"plans\.json.*metadata\.json") as caught:
+        pipeline_of(tmp_path / "empty")
+    assert "did you mean" not in str(caught.value)
 
 
 def test_a_file_of_another_kind(tmp_path):

@@ -10,6 +10,7 @@ from tesla_med.io.nifti import slice_axis
 from tesla_med.io.volumes import read_volume, save_image
 from tesla_med.scoring.areas import boundary_band
 from tesla_med.scoring.score import class_indices, incomplete, label_values, normalised_entropy, score
+from tesla_med.scoring.text import gathered
 from tesla_med.types import Case, Prediction
 
 AFFINE = np.diag([1.0, 2.0, 3.0, 1.0])
@@ -173,3 +174,8 @@ def test_slice_axis(tmp_path, order, axis):
     assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "RAS") == axis
     assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "LPI") == axis
     assert slice_axis(read_volume(tmp_path / "a.nii.gz").affine, "ASR") == order.index(0)
+
+
+def test_remarks_on_two_channels_are_of_one_case():
+    texts = [f"channel {number}: the header gives no unit" for number in (1, 2)]
+    assert gathered([("P1", text) for text in texts])[0].startswith("1 case, the worst is P1: ")
