@@ -144,15 +144,10 @@ def folds_of(path: Path) -> list[Path]:
     )
 
 
-def left_out_folds(path: Path) -> tuple[str, ...]:
-    """Return a remark where numbered folds of a model folder have no checkpoint of the kind that is used."""
-    used = folds_of(path)
-    folders = {item for item in path.glob("fold_*") if item.name.removeprefix("fold_").isdigit()}
-    left = sorted(item.name for item in folders - {item.parent for item in used})
-    if not left or used[0].parent not in folders:
-        return ()
-    text = f"{path.name}: {', '.join(left)} without {used[0].name}"
-    return (f"{text}; {len(used)} of {len(folders)} folds are used",)
+def ignored_label(path: Path) -> int | None:
+    """Return the value of the label "ignore" of a model folder; None where it has none."""
+    value = _json(path / DATASET).get("labels", {}).get("ignore")
+    return value if isinstance(value, int) else None
 
 
 def _json(path: Path) -> dict[str, Any]:

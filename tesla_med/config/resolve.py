@@ -19,7 +19,7 @@ from tesla_med.config.files import (
     validate,
 )
 from tesla_med.config.models import Files, PipelineConfig, Section, SiteConfig
-from tesla_med.config.nnunet import nnunet_folder, read_model
+from tesla_med.config.nnunet import ignored_label, nnunet_folder, read_model
 from tesla_med.config.paths import user_path
 from tesla_med.config.trust import check_trusted, trust
 from tesla_med.errors import CheckpointError, ConfigError
@@ -71,12 +71,28 @@ def resolve(
         pipeline = load_pipeline(site.pipeline, overrides)
     if foreign is not None:
         pipeline = pipeline.model_copy(update={"sites": site.pipeline})
+        site = _ignoring(site, weights)
     if site.pipeline != pipeline.sites:
         raise ConfigError(
             f"site {site.pipeline}/{site.id} is not one of pipeline {pipeline.name!r}, "
             f"which serves site_configs/{pipeline.sites}"
         )
     return site, pipeline
+
+
+def _ignoring(site: SiteConfig, weights: str | Path | None) -> SiteConfig:
+    """Return the site with the label "ignore" of an nnU-Net left out of references whose values are kept."""
+    folder = None if weights is None else nnunet_folder(user_path(weights))
+    label = None if folder is None else ignored_label(folder)
+    if label is None:
+        return site
+    layers = tuple(
+        item.model_copy(update={"ignore": (label,)})
+        if (item.write, item.values, item.ignore) == (None, None, ())
+        else item
+        for item in site.files.masks
+    )
+    return site.model_copy(update={"files": site.files.model_copy(update={"masks": layers})})
 
 
 def resolve_for_check(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
 from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
-from tesla_med.config.nnunet import DATASET, PLANS, left_out_folds, nnunet_folder, nnunet_notes
+from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder, nnunet_notes
 from tesla_med.config.paths import user_path
 from tesla_med.errors import CheckpointError, ConfigError
 from tesla_med.io.files import sha256, sha256_of
@@ -76,7 +76,7 @@ def load_model(path: Path, pipeline: PipelineConfig, overrides: tuple[str, ...] 
 
 def _load_nnunet(path: Path, pipeline: PipelineConfig) -> LoadedModel:
     """Return the network of an nnU-Net folder; the pipeline holds what its plans say already."""
-    from tesla_med.models.nnunet_files import read_folds, with_weights
+    from tesla_med.models.nnunet_files import left_out_folds, read_folds, with_weights
 
     if pipeline.preprocessing.nnunet is None:
         raise CheckpointError(f"{path}: an nnU-Net; pipeline {pipeline.name!r} was loaded without its plans")

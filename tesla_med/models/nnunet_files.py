@@ -82,6 +82,17 @@ def fold_files(path: Path) -> list[Path]:
     return files
 
 
+def left_out_folds(path: Path) -> tuple[str, ...]:
+    """Return a remark where numbered folds of a model folder have no checkpoint of the kind that is used."""
+    used = folds_of(path)
+    folders = {item for item in path.glob("fold_*") if item.name.removeprefix("fold_").isdigit()}
+    left = sorted(item.name for item in folders - {item.parent for item in used})
+    if not left or used[0].parent not in folders:
+        return ()
+    text = f"{path.name}: {', '.join(left)} without {used[0].name}"
+    return (f"{text}; {len(used)} of {len(folders)} folds are used",)
+
+
 def _read(path: Path) -> Fold:
     check_fetched(path, CheckpointError)
     try:

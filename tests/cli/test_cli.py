@@ -165,6 +165,13 @@ def test_references_of_a_model_are_checked_against_its_classes(place, capsys):
     assert "classes and channels come from the model; give it with --weights" in capsys.readouterr().err
     assert run(["sites", "check", "nnunet/L", "--volumes", "nii", "--weights", str(model)]) == 0
     assert "0,1,2" in capsys.readouterr().out
+    path = model / "dataset.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["labels"] = {"background": 0, "a": 1, "ignore": 2}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert run(["sites", "check", "nnunet/L", "--volumes", "nii", "--weights", str(model), "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)["cases"]
+    assert [item["problems"] for item in checked] == [[], []]
 
 
 # ------------------------------------------------------------ runs

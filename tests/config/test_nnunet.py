@@ -12,11 +12,11 @@ from tesla_med.config.nnunet import (
     ChannelNorm,
     NnunetPreprocessing,
     folds_of,
-    left_out_folds,
     nnunet_folder,
     read_model,
 )
 from tesla_med.errors import CheckpointError
+from tesla_med.models.nnunet_files import left_out_folds
 
 NAME = "nnUNetTrainer__nnUNetPlans__3d_fullres"
 
