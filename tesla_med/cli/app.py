@@ -16,6 +16,7 @@ import typer
 from tesla_med import __version__
 from tesla_med.cli import evaluating, exporting, looking, reviewing, running, studying, training, watching
 from tesla_med.cli.console import Screen
+from tesla_med.cli.termination import terminated_as_interrupted
 from tesla_med.errors import TeslaMedError
 
 INTERRUPTED = 130
@@ -59,7 +60,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; used in-process by the tests."""
     try:
-        code = app(list(arguments), prog_name="tesla-med", standalone_mode=False)
+        with terminated_as_interrupted():
+            code = app(list(arguments), prog_name="tesla-med", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except TeslaMedError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def held_interrupt() -> Iterator[Callable[[], bool]]:
-    """Hold back a first Ctrl-C inside the block; a second one interrupts at once.
+    """Hold back a first Ctrl-C, or SIGTERM, inside the block; a second one interrupts at once.
 
     Yields:
         A function that says whether there was one. In threads other than the main one, where Python allows
@@ -27,8 +27,9 @@ def held_interrupt() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,7 +103,7 @@ def watch_folder(
         raise DataError(f"{folder}: no such folder; create or mount it, or give the one to watch")
     others = other_sites(plan.site) if request.site is not None else []
     inbox = Inbox(folder, plan.site, others, plan.pipeline.channels, settle)
-    with output_lock(plan.out, request.lock), _terminated_as_interrupted():
+    with output_lock(plan.out, request.lock):
         watcher = _Watcher(plan, inbox, (reference, window), progress, tell)
         return watcher.watch(once=once, poll=poll)
 
@@ -344,20 +341,3 @@ def figures_of(seen: Sequence[Seen]) -> dict[str, list[float | None]]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does; in threads other than the main one nothing changes."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

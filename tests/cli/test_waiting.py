@@ -34,25 +34,28 @@ def test_no_estimate_ends_a_run(place, small_weights, capsys, monkeypatch):
     assert "Estimate" not in capsys.readouterr().err
 
 
-def interrupt_at(monkeypatch, number):
-    """Send Ctrl-C in the middle of an update of the run itself."""
+def interrupt_at(monkeypatch, number, sent=signal.SIGINT):
+    """Send Ctrl-C, or another signal, in the middle of an update of the run itself."""
     original, calls = TeSLA.adapt, []
 
     def adapting(self, images):
         calls.append(1)
         if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
         return original(self, images)
 
     monkeypatch.setattr(TeSLA, "adapt", adapting)
 
 
-@pytest.mark.parametrize(("protocol", "number"), [("N-O", 4), pytest.param("N-M", 5, marks=pytest.mark.slow)])
-def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, protocol, number):
+@pytest.mark.parametrize(
+    ("protocol", "number", "sent"),
+    [("N-O", 4, signal.SIGTERM), pytest.param("N-M", 5, signal.SIGINT, marks=pytest.mark.slow)],
+)
+def test_an_interrupt_names_resume(place, small_weights, capsys, monkeypatch, protocol, number, sent):
     more = "--protocol", protocol, "--reset", "site"
     assert adapt(small_weights, *more, out="whole") == 0
     with monkeypatch.context() as patch:
-        interrupt_at(patch, number)
+        interrupt_at(patch, number, sent)
         assert adapt(small_weights, *more) == INTERRUPTED
     assert "--resume" in capsys.readouterr().err
     assert (place / "out/.state").is_dir()

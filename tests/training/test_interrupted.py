@@ -27,28 +27,30 @@ def train(one_thread, tmp_path):
     return call
 
 
-def interrupt(patch, number):
-    """Send Ctrl-C in the middle of a step."""
+def interrupt(patch, number, sent=signal.SIGINT):
+    """Send Ctrl-C, or another signal, in the middle of a step."""
     advance = TrainingRun.advance
 
     def advancing(self, part):
         loss = advance(self, part)
         if self.step == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
         return loss
 
     patch.setattr(TrainingRun, "advance", advancing)
 
 
-@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_resumed_one_ends_as_if_never_stopped(step, train, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("step", "sent"), [(1, signal.SIGTERM), pytest.param(3, signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_resumed_one_ends_as_if_never_stopped(step, sent, train, tmp_path, monkeypatch):
     train("whole")
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(sent)
     with monkeypatch.context() as patch:
-        interrupt(patch, step)
+        interrupt(patch, step, sent)
         with pytest.raises(KeyboardInterrupt):
             train("out")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(sent) is before
     assert not (tmp_path / "out/train.json").exists()
     train("out", resume=True)
     one, two = (load_file(str(tmp_path / name / "source.safetensors")) for name in ("whole", "out"))
