@@ -19,6 +19,7 @@ from tesla_med.actions.rollback import rollback
 from tesla_med.demo.volumes import make_case
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.exports.base import EXPORTS
+from tesla_med.io.files import sha256
 from tesla_med.io.pseudonyms import KeyFile, Renamer, default_key
 from tesla_med.review.content import Content
 
@@ -105,7 +106,7 @@ def test_nothing_that_is_written_names_a_patient(made, tmp_path):
     content = Content(out, folder / "dicom", "Dr Hibbert", key)
     assert len(content.entries) == 2
     assert content.volume(0, "image")[:4] == (348).to_bytes(4, "little")
-    content.decide(0, "accept", "good")
+    content.decide(0, "accept", "good", sha256(content.entries[0].mask))
     made_by = {}
     for form in EXPORTS.names():
         more = {"dicom": folder / "dicom", "key": key} if EXPORTS.get(form).needs_series else {}

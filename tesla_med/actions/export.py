@@ -111,6 +111,7 @@ def export(
         names.save()
     with output_lock(target):
         _clear(target)
+        _record(target, {"complete": False, "files": {}})
         done, files, failed = _written(writer, items, target, progress)
         skipped |= failed
         if not done:
@@ -121,14 +122,13 @@ def export(
             item.case for item in done if item.series is not None and item.series_sha256 != inputs[item.case]
         )
         record: dict[str, Any] = {
-            "notice": NOTICE,
             "format": form,
             "cases": [item.name for item in done],
-            "files": {str(path.relative_to(target)): sha256(path) for path in files},
+            "files": {name: sha256(target / name) for name in _below(target, files)},
         }
         if not (anonymise or already):
             record |= {"skipped": skipped, "unverified": list(unsure)}
-        write_json(target / RECORD, record)
+        _record(target, record)
     return Exported(
         target,
         tuple(files),
@@ -178,7 +178,7 @@ def _accepted(folder: RunFolder, items: Sequence[Finished]) -> tuple[list[Finish
         if choice == "accept":
             found.append(item)
         elif choice == "source" and source.is_file():
-            found.append(replace(item, mask=source))
+            found.append(replace(item, mask=source, method="source", corrected=False))
         else:
             refused[item.case] = text
     return found, refused
@@ -231,8 +231,20 @@ def _written(
             done.append(item)
         except (DataError, GeometryError) as error:
             failed[item.case] = str(error)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # of files with parts missing
+            failed[item.case] = f"{type(error).__name__}: {error}"
+        _record(target, {"complete": False, "files": dict.fromkeys(_below(target, files), "")})
     progress("export", len(items), len(items))
     return done, files, failed
+
+
+def _below(target: Path, files: Sequence[Path]) -> list[str]:
+    return [str(path.relative_to(target)) for path in files]
+
+
+def _record(target: Path, content: Mapping[str, Any]) -> None:
+    """Write what an export holds, so that ``--overwrite`` knows it after an interrupt, too."""
+    write_json(target / RECORD, {"notice": NOTICE, **content})
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

@@ -45,15 +45,16 @@ class Watch:
         free_device_memory()
         self.start = time.perf_counter()
         self.cuda = device != "cpu" and torch.cuda.is_available()
+        self.device = device if ":" in device else None
         if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
-    def read(self) -> dict[str, float | None]:
-        """Return ``seconds`` and ``peak_memory_mib``."""
+    def read(self, before: float = 0.0) -> dict[str, float | None]:
+        """Return ``seconds``, with those of earlier calls ``before``, and ``peak_memory_mib``."""
         import torch
 
-        memory = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else None
-        return {"seconds": time.perf_counter() - self.start, "peak_memory_mib": memory}
+        memory = torch.cuda.max_memory_allocated(self.device) / 2**20 if self.cuda else None
+        return {"seconds": before + time.perf_counter() - self.start, "peak_memory_mib": memory}
 
 
 def passes_of(plan: Plan, result: SiteResult) -> float:

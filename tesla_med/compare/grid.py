@@ -274,19 +274,25 @@ class _Grid:
 
     def _run(self, cell: Cell, carry: Carry | None) -> None:
         """Run a cell and note what it cost; in a chain it is run from its start."""
+        before = self.known.get(cell.name, {}).get("seconds") or 0.0
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
-        self._note(cell, entry)
         watch = Watch(self.device)
         probs = cell.seed == self.table.first_seed and "probs" in self.task.honours
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)
         there, anew = plan.out.exists(), carry is not None
-        result = run_plan(plan, resume=there and not anew, overwrite=there and anew, carry=carry)
-        said = ((cell.name, text) for text in result.predicted.remarks)
-        self.remarks |= dict.fromkeys([*result.remarks, *said])
-        for name, reason in result.reports_failed.items():
-            raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
+        before = before if there and not anew else 0.0
+        self._note(cell, entry | {"seconds": before})
+        try:
+            result = run_plan(plan, resume=there and not anew, overwrite=there and anew, carry=carry)
+            said = ((cell.name, text) for text in result.predicted.remarks)
+            self.remarks |= dict.fromkeys([*result.remarks, *said])
+            for name, reason in result.reports_failed.items():
+                raise TeslaMedError(f"report {name}: not made: {reason}; --resume makes it again")
+        except BaseException:  # what was spent counts when the cell is gone on with
+            self._note(cell, entry | {"seconds": watch.read(before)["seconds"]})
+            raise
         count = sum(getattr(item, "slices", 1) for item in result.results if item.status != "failed")
-        taken = watch.read() | {"slices": count, "passes": passes_of(plan, result)}
+        taken = watch.read(before) | {"slices": count, "passes": passes_of(plan, result)}
         self._note(cell, entry | {"complete": True} | taken)
 
     def _note(self, cell: Cell, entry: Mapping[str, Any]) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tesla_med.compare.statistics import ROUNDING
+
 POINTS = (1, 2, 5)
 """Losses that are counted, in points (0.01)."""
 LOW_DICE = 0.10
 PERCENTILE = 5.0
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def harm_at(values: Mapping[tuple[str, int], float], own: Mapping[tuple[str, int
     return Harm(
         cases=len({case for case, _ in values}),
         runs=len(values),
-        below={points: float((lost < -points / 100 - _ROUNDING).mean()) for points in POINTS if len(lost)},
+        below={points: float((lost < -points / 100 - ROUNDING).mean()) for points in POINTS if len(lost)},
         worst=None if worst is None else changes[worst],
         worst_case=f"{worst[0]}, seed {worst[1]}" if worst is not None and any(changes.values()) else "",
         change_5th=float(np.percentile(lost, PERCENTILE)) if len(lost) else None,

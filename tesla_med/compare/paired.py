@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tesla_med.compare.statistics import Doubles, Key, average, holm, interval
+from tesla_med.compare.statistics import ROUNDING, Doubles, Key, average, holm, interval
 
 CaseMeans = Mapping[Key, Mapping[str, Mapping[str, float]]]
 """(row, protocol) -> site -> case -> value, the mean over seeds."""
@@ -134,7 +134,8 @@ def _differences(means: CaseMeans, key: Key, other: Key, sites: Sequence[str]) -
         ours, theirs = (means.get(row, {}).get(site, {}) for row in (key, other))
         pairs = [value - theirs[case] for case, value in ours.items() if case in theirs]
         if pairs:
-            found[site] = np.array(pairs, np.float64)
+            differences = np.array(pairs, np.float64)
+            found[site] = np.where(np.abs(differences) < ROUNDING, 0.0, differences)
     return found
 
 

@@ -15,10 +15,16 @@ from tesla_med.compare.tables import Sheet, sheets
 from tesla_med.config.tables import TableConfig
 from tesla_med.io.files import atomic_path, write_json
 
+ESCAPED = "backslashreplace"
+"""How parts of file names that are no valid text are written."""
+
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the tidy rows as CSV, blank where there is no value, and return the path."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors=ESCAPED) as stream,
+    ):
         writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         writer.writerows({name: "" if row[name] is None else row[name] for name in columns} for row in rows)
@@ -45,12 +51,13 @@ def write_report(
     """
     shown = sheets(summary)
     pictures = draw(summary, rows) | dict(more or {})
-    contents = {"comparison.html": _html(table, shown, pictures, problems).encode()}
+    texts = {"comparison.html": _html(table, shown, pictures, problems)}
     for sheet in shown:
         title = f"{table.title}: {sheet.title}" if sheet.title else table.title
         caption, missing = ("", {}) if sheet.title else (table.caption, problems)
-        contents[f"{sheet.stem}.md"] = markdown(title, caption, sheet, missing).encode()
-        contents[f"{sheet.stem}.tex"] = latex(caption or title, sheet.header, sheet.body).encode()
+        texts[f"{sheet.stem}.md"] = markdown(title, caption, sheet, missing)
+        texts[f"{sheet.stem}.tex"] = latex(caption or title, sheet.header, sheet.body)
+    contents = {name: text.encode("utf-8", ESCAPED) for name, text in texts.items()}
     for name, content in (contents | pictures).items():
         with atomic_path(out / name) as temporary:
             temporary.write_bytes(content)
@@ -63,8 +70,9 @@ def write_report(
 def markdown(title: str, caption: str, sheet: Sheet, problems: Mapping[str, str]) -> str:
     """Return a table as Markdown, with its notes and what could not be run."""
     lines = [f"# {title}", "", *((caption, "") if caption else ())]
-    lines += [f"| {' | '.join(sheet.header)} |", f"|{'---|' * len(sheet.header)}"]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in sheet.body]
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in (sheet.header, *sheet.body)]
+    lines += [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(sheet.header)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows[1:]]
     lines += ["", sheet.notes] if sheet.notes else []
     lines += [f"- not run: {name}: {reason}" for name, reason in problems.items()]
     return "\n".join(lines) + "\n"
@@ -84,17 +92,20 @@ def latex(caption: str, header: Sequence[str], body: Sequence[Sequence[str]]) ->
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
+IN_TEX = {mark: f"\\{mark}" for mark in "&%#_${}"} | {
+    "±": r"$\pm$",
+    "<": "$<$",
+    ">": "$>$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
+
+
 def _tex(text: str) -> str:
     bold = text.startswith("**") and text.endswith("**") and len(text) > 4
     plain = text[2:-2] if bold else text
-    for mark in "&%#_":
-        plain = plain.replace(mark, f"\\{mark}")
-    plain = (
-        plain.replace("±", r"$\pm$")
-        .replace("<", "$<$")
-        .replace(">", "$>$")
-        .replace("~", r"\textasciitilde{}")
-    )
+    plain = "".join(IN_TEX.get(letter, letter) for letter in plain)
     return rf"\textbf{{{plain}}}" if bold else plain
 
 

@@ -20,6 +20,8 @@ AVERAGE = "average"
 RESAMPLES = 2000
 BCA_LIMIT = 5000
 """Cases up to which an interval is corrected for bias and skew, at a cost that grows with their square."""
+ROUNDING = 1e-9
+"""Differences below this are those of sums in another order."""
 Doubles = npt.NDArray[np.float64]
 Key = tuple[str, str]
 """Row and protocol."""

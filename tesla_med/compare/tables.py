@@ -248,10 +248,9 @@ def _harmed(harm: Harm | None, as_error: bool) -> tuple[str, str]:
 
 
 def _calibration_error(summary: Summary, key: Key) -> str:
-    errors = [
-        item["ece"] for (*row, _), item in summary.calibration.items() if tuple(row) == key and item["ece"]
-    ]
-    return f"{sum(errors) / len(errors):.3f}" if errors else ""
+    known = {site: item["ece"] for (*row, site), item in summary.calibration.items() if tuple(row) == key}
+    errors = [error for site in summary.sites if (error := known.get(site)) is not None]
+    return f"{sum(errors) / len(errors):.3f}" if errors and len(errors) == len(summary.sites) else ""
 
 
 def _cost(cost: Cost | None) -> tuple[str, str, str]:

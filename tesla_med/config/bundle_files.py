@@ -80,9 +80,9 @@ def _named(config: BundleConfig) -> Path | None:
         if not isinstance(text, str):
             continue
         value = config.plain(text, key)
-        target = os.path.normpath(config.folder / str(value))
-        inside = os.path.normpath(config.folder)
-        if os.path.commonpath([target, inside]) != inside or Path(str(value)).is_absolute():
+        inside = os.path.normpath(config.folder.absolute())
+        target = os.path.normpath(config.folder.absolute() / str(value))
+        if Path(str(value)).is_absolute() or os.path.commonpath([target, inside]) != inside:
             raise CheckpointError(
                 f"{config.file}: {key} names {str(value)!r}, outside of the bundle; weights must lie in it"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from tesla_med.config.files import apply_overrides
 from tesla_med.config.models import PipelineConfig
 from tesla_med.errors import ConfigError
 
@@ -39,10 +40,11 @@ def with_effort(
     if effort is None or effort == "normal":
         return pipeline
     named = {text.partition("=")[0].strip() for text in texts}
+    asked = apply_overrides({}, list(texts))
     protocols, known = dict(pipeline.protocols), False
     for protocol in ("N-O", "N-M", "Y-O", "Y-M"):
         recipe = pipeline.method_params(method, protocol)
-        given = {key for key in recipe if any(name.endswith(f".{method}.{key}") for name in named)}
+        given = {*_of(asked, "methods", method), *_of(asked, "protocols", protocol, method)}
         own = _changes(recipe, effort, given)
         known |= bool(SPENT & recipe.keys())
         recipes = dict(protocols.get(protocol, {}))
@@ -56,6 +58,13 @@ def with_effort(
     if effort == "low" and "precision" not in named:
         update["precision"] = "auto"
     return pipeline.model_copy(update=update)
+
+
+def _of(content: Any, *names: str) -> set[str]:
+    """Return the keys of a section of overrides, none where there is no such section."""
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return set(content) if isinstance(content, dict) else set()
 
 
 def _changes(recipe: dict[str, Any], effort: Effort, given: set[str]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class TableConfig(Section):
         doubled = {label for label in labels if labels.count(label) > 1}
         if doubled:
             raise ValueError(f"rows must have distinct labels; {sorted(doubled)[0]!r} occurs twice")
+        if "baseline" in self.model_fields_set and self.baseline not in labels:
+            raise ValueError(unknown_name("row", self.baseline, labels))
         return self
 
 

@@ -28,7 +28,8 @@ class Archive(Export):
     def finish(self, items: Sequence[Finished], files: Sequence[Path], out: Path) -> list[Path]:
         """Write ``masks.zip``; see :meth:`Export.finish`."""
         path, first = out / ARCHIVE, items[0]
-        names = {item.name: f"masks/{item.name}_mask.nii.gz" for item in items}
+        escaped = {item.name: item.name.encode("utf-8", "backslashreplace").decode() for item in items}
+        names = {item.name: f"masks/{escaped[item.name]}_mask.nii.gz" for item in items}
         manifest = {
             "notice": NOTICE,
             "tesla-med": first.version,
@@ -36,7 +37,13 @@ class Archive(Export):
             "weights_sha256": first.weights,
             "classes": [entry.model_dump() for entry in first.classes],
             "masks": [
-                {"case": item.name, "file": names[item.name], "sha256": sha256(item.mask)} for item in items
+                {
+                    "case": escaped[item.name],
+                    "file": names[item.name],
+                    "sha256": sha256(item.mask),
+                    "method": item.method,
+                }
+                for item in items
             ],
         }
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:

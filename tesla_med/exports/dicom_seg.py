@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -138,7 +139,23 @@ def _frames(item: Finished, slices: list[Any]) -> Any:
             f"{item.name}: the mask has {' x '.join(map(str, values.shape))} voxels, the series {item.series}"
             f" {' x '.join(map(str, series.spatial_shape))}"
         )
+    apart = _corners_apart(own, series)
+    if apart > TOLERANCE:  # whole voxels, which matching pads and crops away
+        raise GeometryError(
+            f"{item.name}: the mask does not lie on the grid of {item.series}: corners are {apart:.2f} mm "
+            "apart"
+        )
     return frames
+
+
+def _corners_apart(one: Any, other: Any) -> float:
+    """Return in mm how far a corner of one volume may be from the nearest corner of another."""
+    ours, theirs = (
+        np.array([*product(*((0, side - 1) for side in item.spatial_shape))]) @ item.affine[:3, :3].T
+        + item.affine[:3, 3]
+        for item in (one, other)
+    )
+    return float(np.linalg.norm(ours[:, None] - theirs[None], axis=2).min(axis=1).max())
 
 
 def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
@@ -146,7 +163,8 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
     from pydicom.sr.codedict import codes
     from pydicom.uid import generate_uid
 
-    source = [sha256(item.mask), item.series_sha256, MAKER]
+    told = (item.secret, item.method, item.version, item.weights, repr(item.foreground), str(item.corrected))
+    source = [sha256(item.mask), item.series_sha256, MAKER, *told]
     algorithm = highdicom.AlgorithmIdentificationSequence(
         name=f"{MAKER} {item.method}"[:64],
         family=codes.DCM.ArtificialIntelligence,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tesla_med.errors import DataError
 from tesla_med.exports.base import EXPORTS, Export, Finished, rgb
 from tesla_med.io.files import atomic_path
 
@@ -23,6 +24,10 @@ class Slicer(Export):
         import SimpleITK as sitk  # noqa: N813 - the name that everybody uses
 
         path = out / f"{item.name}.seg.nrrd"
+        try:
+            f"{item.mask} {path}".encode()
+        except UnicodeEncodeError:  # SimpleITK would end the process
+            raise DataError(f"{item.mask}: SimpleITK cannot read a path that is no valid text") from None
         path.parent.mkdir(parents=True, exist_ok=True)
         image: Any = sitk.ReadImage(str(item.mask))
         for key in image.GetMetaDataKeys():

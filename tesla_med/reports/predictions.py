@@ -61,6 +61,6 @@ def predictions_csv(results: Sequence[TileResult], classes: Sequence[str]) -> st
             continue
         predicted = [classes[int(probs.argmax())] for probs in (item.probs, item.probs_source)]
         entropy = float(normalised_entropy(item.probs[:, None])[0])
-        figures = [f"{value:.6f}" for value in item.probs]
-        writer.writerow([item.case, item.label, *predicted, f"{entropy:.6f}", *seen, *figures])
+        figures = [f"{value:.9g}" for value in item.probs]  # as exact as they are
+        writer.writerow([item.case, item.label, *predicted, f"{entropy:.6g}", *seen, *figures])
     return stream.getvalue()

@@ -156,12 +156,14 @@ class Content:
         }
 
     def _told(self, entry: Entry, decisions: list[Decision]) -> dict[str, Any]:
-        result, found = entry.result, standing(decisions, entry.result.case, sha256(entry.mask))
+        mask = _hash_of(entry.mask)
+        result, found = entry.result, standing(decisions, entry.result.case, mask)
         agreed, text = outcome(list(found.values()))
         own = found.get(self.reviewer)
         return {
             "key": entry.key,
             "title": entry.title,
+            "mask_sha256": mask,
             "status": result.status,
             "used": result.used,
             "trusted": result.trusted,
@@ -176,10 +178,22 @@ class Content:
             "comment": "" if own is None else own.comment,
         }
 
-    def decide(self, key: int, choice: Choice, comment: str) -> dict[str, Any]:
-        """Save a decision on a case, and return what the page knows of it then."""
+    def decide(self, key: int, choice: Choice, comment: str, mask_sha256: str) -> dict[str, Any]:
+        """Save a decision on a case, and return what the page knows of it then.
+
+        Args:
+            key: of the case.
+            choice: what was decided.
+            comment: in words.
+            mask_sha256: of the mask that was shown.
+
+        Raises:
+            OutputError: the mask is another one by now, or the decision cannot be saved.
+        """
         entry = self.entries[key]
-        made = decided(entry.result.case, choice, comment, self.reviewer, sha256(entry.mask))
+        if mask_sha256 != _hash_of(entry.mask):
+            raise OutputError(f"{entry.title}: the mask has changed since it was shown; reload the page")
+        made = decided(entry.result.case, choice, comment, self.reviewer, mask_sha256)
         save_decision(entry.folder.out, made)
         return self._told(entry, read_decisions(entry.folder.out))
 
@@ -209,6 +223,11 @@ class Content:
             values = read_reference(entry.case, entry.site.files, volume, entry.pipeline.values)
             array = np.where(values < 0, 0, values).astype(np.uint16)
         return encode_nifti(array, grid_header(volume.affine), compressed=False)
+
+
+def _hash_of(mask: Path) -> str:
+    """Return the hash of a mask, "" where it is gone."""
+    return sha256(mask) if mask.is_file() else ""
 
 
 def _worst_first(result: CaseResult, pipeline: PipelineConfig) -> tuple[Any, ...]:

@@ -131,8 +131,8 @@ class _Page:
     def decide(self, request: Request, body: bytes) -> Response:
         if request.headers.get("content-type") != "application/json":
             return _json({"error": "expected application/json"}, 415)
-        key, choice, comment = _decision(body)
-        return _json(self.content.decide(_key(self.content, key), choice, comment))
+        key, choice, comment, mask = _decision(body)
+        return _json(self.content.decide(_key(self.content, key), choice, comment, mask))
 
 
 def _plain(content: str | bytes, code: int = 200, kind: str = "text/plain") -> Response:
@@ -142,9 +142,9 @@ def _plain(content: str | bytes, code: int = 200, kind: str = "text/plain") -> R
 
 
 def _json(content: Any, code: int = 200) -> Response:
-    from starlette.responses import JSONResponse
+    import json
 
-    return JSONResponse(content, code, HEADERS)
+    return _plain(json.dumps(content), code, "application/json")  # in ASCII, whatever files are called
 
 
 def _file(name: str) -> bytes:
@@ -157,17 +157,18 @@ def _key(content: Content, key: Any) -> int:
     return key
 
 
-def _decision(body: bytes) -> tuple[Any, Any, str]:
+def _decision(body: bytes) -> tuple[Any, Any, str, str]:
     import json
 
     try:
         told = json.loads(body)
         key, choice, comment = told["key"], told["decision"], str(told.get("comment", ""))
+        mask = str(told["mask_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise OutputError("a decision needs key, decision and comment") from None
+        raise OutputError("a decision needs key, decision, comment and mask_sha256") from None
     if choice not in CHOICES:
         raise OutputError(f"decision {choice!r} is not known. Known: {', '.join(CHOICES)}.")
-    return key, choice, " ".join(comment.split())[:LONGEST_COMMENT]
+    return key, choice, " ".join(comment.split())[:LONGEST_COMMENT], mask
 
 
 def serve(content: Content, port: int, ready: Callable[[str], None]) -> None:

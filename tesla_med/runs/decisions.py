@@ -71,7 +71,7 @@ def read_decisions(out: Path) -> list[Decision]:
     if not path.is_file():
         return []
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
             reader = csv.DictReader(stream)
             told: list[dict[str, Any]] = [{name: row[name] for name in COLUMNS} for row in reader]
             if list(reader.fieldnames or ()) != list(COLUMNS):
@@ -107,7 +107,10 @@ def save_decision(out: Path, decision: Decision) -> None:
         raise OutputError(f"{path}: cannot be locked for writing: {error}") from None
     try:
         rows = [*read_decisions(out), decision]
-        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        with (
+            atomic_path(path) as temporary,
+            temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream,
+        ):
             writer = csv.DictWriter(stream, COLUMNS)
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)

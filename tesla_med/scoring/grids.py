@@ -23,7 +23,7 @@ def surface_distances(
     """Return the distances from each surface to the nearest point of the other.
 
     A surface is the set of mask voxels with a face neighbour outside the mask (or outside the
-    grid).
+    grid). Axes of a single voxel do not count: the surface of one slice is the outline in it.
 
     Args:
         reference: (I, J, K) mask, non-zero inside.
@@ -44,6 +44,9 @@ def surface_distances(
     sizes = checked_spacing(spacing, first.ndim)
     if not first.any() or not second.any():
         return None
+    if 1 in first.shape and max(first.shape) > 1:
+        kept = [axis for axis, side in enumerate(first.shape) if side > 1]
+        return surface_distances(first.squeeze(), second.squeeze(), [sizes[axis] for axis in kept])
     box = bounding_box(first | second)
     cropped = [from_numpy(np.pad(mask[box], 1)) for mask in (second, first)]
     with warnings.catch_warnings():  # about an argument that MONAI passes to itself

@@ -205,12 +205,13 @@ def evaluate_masks(
     ours, theirs = find_masks(predictions), find_masks(references)
     theirs = as_named_there(theirs, ours)
     names = None if key is None else Renamer(key, (*ours, *theirs), (predictions, references))
-    if names is not None:
-        ours, theirs = ({names.name(name): path for name, path in side.items()} for side in (ours, theirs))
     corrected = tuple(name for name in corrected_of(predictions) if name in ours)
     for name in corrected:
         del ours[name]
         theirs.pop(name, None)
+    if names is not None:
+        ours, theirs = ({names.name(name): path for name, path in side.items()} for side in (ours, theirs))
+        corrected = tuple(map(names.name, corrected))
     common = [name for name in ours if name in theirs]
     pairs = (ours, theirs), (theirs, ours)
     only = [tuple(name for name in first if name not in second) for first, second in pairs]

@@ -86,6 +86,23 @@ def test_the_first_channel_of_an_image_meets_its_reference(folders, ours, theirs
     assert tuple(sorted(case.case for case in evaluate(*folders).cases)) == cases
 
 
+def test_corrected_masks_are_not_scored_under_pseudonyms_either(folders, tmp_path):
+    predictions, references = folders
+    save(predictions / "masks" / "P1_mask.nii.gz", box())
+    save(predictions / "masks" / "P2_mask.nii.gz", box(6, 14))
+    (predictions / "masks" / "labels.json").write_text('{"labels": [{"value": 1, "name": "a"}]}')
+    record = {"settings": {"corrections": {"P1": "0" * 64}}}
+    (predictions / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    for name in ("P1", "P2"):
+        save(references / f"{name}.nii.gz", box())
+    plain = evaluate(predictions, references)
+    hidden = evaluate(predictions, references, anonymise=True, key=tmp_path / "key.csv")
+    assert plain.corrected == ("P1",)
+    assert [len(item.corrected) for item in (plain, hidden)] == [1, 1]
+    assert hidden.corrected != plain.corrected
+    assert [[case.scores[0].dice for case in item.cases] for item in (plain, hidden)] == [[0.75], [0.75]]
+
+
 def test_unmatched_names_are_listed_both_ways_and_strict_refuses(folders, tmp_path):
     predictions, references = folders
     for number in range(5):

@@ -43,6 +43,15 @@ def test_what_a_user_set_stays():
     assert low.precision == "float32"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["methods.tesla={updates_per_case: 9}", "protocols={N-O: {tesla: {updates_per_case: 9}}}"],
+)
+def test_what_a_user_set_as_a_section_stays_too(text):
+    low = with_effort(load_pipeline("prostate", (text,)), "tesla", "low", (text,))
+    assert params(low)["updates_per_case"] == 9
+
+
 @pytest.mark.parametrize("method", ["source", "bn"])
 def test_a_method_without_such_parameters_is_refused(method):
     with pytest.raises(ConfigError, match=rf"--effort low: method '{method}' .* leave --effort out"):

@@ -237,6 +237,51 @@ def test_a_series_of_another_grid_is_refused_by_name(finished, tmp_path):
         )
 
 
+@pytest.mark.parametrize("slices", [1, 3, 100])
+def test_a_series_that_lies_whole_slices_away_is_refused(finished, tmp_path, slices):
+    for name, shape in SHAPES.items():
+        moved = (-10.0, 20.0, 5.0 + (3.0 * slices if name == "Case1" else 0.0))
+        write_series(tmp_path / "dicom" / name, voxels(shape, 9), direction=DIRECTIONS[name], origin=moved)
+    result = export(finished / "run", "dicom-seg", out=tmp_path / "out", dicom=tmp_path / "dicom")
+    assert result.cases == ("Case2",)
+    assert "does not lie on the grid" in result.skipped["Case1"]
+
+
+def test_an_export_that_was_interrupted_can_be_replaced(finished, tmp_path, monkeypatch):
+    writer, calls = EXPORTS.get("slicer"), []
+    write = writer.write
+
+    def interrupted(self, item, out):
+        calls.append(item.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return write(self, item, out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            export(finished / "run", "slicer", out=tmp_path / "out")
+    with pytest.raises(OutputError, match="--overwrite"):
+        export(finished / "run", "slicer", out=tmp_path / "out")
+    done = export(finished / "run", "slicer", out=tmp_path / "out", cases=("Case2",), overwrite=True)
+    assert [path.name for path in done.files] == ["Case2.seg.nrrd"]
+    assert not (tmp_path / "out" / "Case1.seg.nrrd").exists()
+
+
+def test_a_series_with_parts_missing_fails_its_case_alone(finished, tmp_path):
+    import pydicom
+
+    for name, shape in SHAPES.items():
+        write_series(tmp_path / "dicom" / name, voxels(shape, 9), direction=DIRECTIONS[name])
+    for path in (tmp_path / "dicom" / "Case1").iterdir():
+        item = pydicom.dcmread(path)
+        del item.StudyInstanceUID
+        item.save_as(path)
+    result = export(finished / "run", "dicom-seg", out=tmp_path / "out", dicom=tmp_path / "dicom")
+    assert result.cases == ("Case2",)
+    assert "StudyInstanceUID" in result.skipped["Case1"]
+
+
 def test_slices_without_a_frame_of_reference_are_refused(finished, tmp_path):
     for name, shape in SHAPES.items():
         write_series(

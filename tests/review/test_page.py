@@ -17,6 +17,7 @@ import small_site as small
 from tesla_med.actions.export import export
 from tesla_med.errors import DataError, OutputError
 from tesla_med.io.cases import find_cases
+from tesla_med.io.files import sha256
 from tesla_med.io.volumes import read_volume
 from tesla_med.review import content as content_module
 from tesla_med.review.content import Content
@@ -92,6 +93,7 @@ def test_other_hosts_and_forms_are_refused(client):
         {"key": 99, "decision": "accept"},
         [1],
         {"key": "0", "decision": "edit"},
+        {"key": 0, "decision": "accept", "comment": ""},
     ],
 )
 def test_a_decision_that_says_nothing_is_refused_and_not_saved(client, place, body):
@@ -100,6 +102,24 @@ def test_a_decision_that_says_nothing_is_refused_and_not_saved(client, place, bo
     assert answer.status_code == 400
     assert answer.json()["error"]
     assert read_decisions(place[0]) == []
+
+
+def test_a_decision_is_on_the_mask_that_was_shown(client, place):
+    client.get("/?token=secret")
+    item = client.get("/api/cases").json()["cases"][0]
+    body = {"key": item["key"], "decision": "accept", "comment": "", "mask_sha256": item["mask_sha256"]}
+    path = place[0] / "masks" / f"{item['title']}_mask.nii.gz"
+    kept = path.read_bytes()
+    shutil.copy(place[0] / "source_masks" / path.name, path)
+    answer = client.post("/api/decisions", json=body)
+    assert answer.status_code == 400
+    assert "has changed since it was shown" in answer.json()["error"]
+    path.unlink()
+    assert len(client.get("/api/cases").json()["cases"]) == 3  # the others can still be looked at
+    assert read_decisions(place[0]) == []
+    path.write_bytes(kept)
+    assert client.post("/api/decisions", json=body).status_code == 200
+    assert [made.mask_sha256 for made in read_decisions(place[0])] == [item["mask_sha256"]]
 
 
 # ------------------------------------------------------------ what it shows
@@ -147,7 +167,7 @@ def test_several_runs_are_one_list(place, tmp_path):
     assert len(content.entries) == 6
     assert {item.title.split(":")[0] for item in content.entries} == {"F/one", "F/two"}
     key = next(item.key for item in content.entries if item.title == "F/two: Case01")
-    content.decide(key, "accept", "")
+    content.decide(key, "accept", "", sha256(content.entries[key].mask))
     assert read_decisions(tmp_path / "study" / "F" / "one") == []
     assert [item.case for item in read_decisions(tmp_path / "study" / "F" / "two")] == ["Case01"]
 
@@ -252,15 +272,15 @@ def test_what_was_accepted_leaves_and_the_sources_mask_where_it_was_chosen(place
     run, volumes = place
     content = Content(run, volumes, "ann")
     keys = {item.title: item.key for item in content.entries}
-    content.decide(keys["Case00"], "source", "")
-    content.decide(keys["Case01"], "accept", "")
+    content.decide(keys["Case00"], "source", "", sha256(content.entries[keys["Case00"]].mask))
+    content.decide(keys["Case01"], "accept", "", sha256(content.entries[keys["Case01"]].mask))
     result = export(run, "itksnap", out=tmp_path / "out", accepted=True)
     assert result.cases == ("Case00", "Case01")
     assert result.skipped == {"Case02": "not reviewed"}
     taken = Path(result.out / "Case00_mask.nii.gz").read_bytes()
     assert taken == (run / "source_masks" / "Case00_mask.nii.gz").read_bytes()
     other = Content(run, volumes, "bob")
-    other.decide(keys["Case01"], "edit", "a slice is missing")
+    other.decide(keys["Case01"], "edit", "a slice is missing", sha256(other.entries[keys["Case01"]].mask))
     again = export(run, "itksnap", out=tmp_path / "again", accepted=True)
     assert again.cases == ("Case00",)
     assert "disagree" in again.skipped["Case01"]

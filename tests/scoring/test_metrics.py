@@ -142,6 +142,15 @@ def test_mask_that_touches_the_edge_of_the_grid_keeps_its_surface_there():
     )
 
 
+@pytest.mark.parametrize("axis", range(3))
+def test_the_surface_of_one_slice_is_the_outline_in_it(axis):
+    inner, outer = (ball((100, 100, 1), (50, 50, 0), radius, (1, 1, 1)) for radius in (20.0, 26.0))
+    flat = distances(inner[..., 0], outer[..., 0], (1, 1))
+    inner, outer = (np.moveaxis(item, 2, axis) for item in (inner, outer))
+    assert distances(inner, outer, np.insert([1.0, 1.0], axis, 3.0)) == pytest.approx(flat)
+    assert flat[1] == pytest.approx(6.0, abs=0.3)
+
+
 def test_missed_structure_has_no_distance_and_dice_zero():
     reference = ball((16, 16, 8), (8, 8, 4), 3.0, (1, 1, 1))
     missed = np.zeros_like(reference)

@@ -171,7 +171,8 @@ async function decide(decision) {
     const told = await asked("/api/decisions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ key: state.cases[at].key, decision, comment: one("comment").value }),
+      body: JSON.stringify({ key: state.cases[at].key, decision, comment: one("comment").value,
+        mask_sha256: state.cases[at].mask_sha256 }),
     });
     state.cases[at] = told;
     one("message").textContent = "";
