@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 EPSILON = 1e-6
+"""Smallest pseudo-label probability whose logarithm is taken; smaller ones count as this."""
 CERTAIN = 30.0
 """A logit beside others of 0 whose class is certain in float32."""
-"""Smallest pseudo-label probability whose logarithm is taken; smaller ones count as this."""
 
 
 def flipped_cross_entropy(

@@ -36,7 +36,7 @@ class Family:
             in percent cut at either end.
         blur: probability and largest standard deviation in pixels.
         sharpen: probability and largest factor of the unsharp mask.
-        coarse: probability of a lower resolution, and the smallest.
+        coarse: probability of a lower resolution, and the smallest; images of a batch have the same.
         noise: probability and largest standard deviation.
         contrast: largest absolute log of the factor about the mean.
         brightness: largest shift.

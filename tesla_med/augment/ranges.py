@@ -33,7 +33,9 @@ def rotation(low: float, high: float) -> Function:
     def function(images: Tensor, magnitude: Tensor, sign: Tensor | None) -> Tensor:
         angle = _linear(magnitude, low, high) * (1.0 if sign is None else sign)
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-        return torch.stack([cos, sin, zero, -sin, cos, zero], dim=1).view(-1, 2, 3)
+        height, width = images.shape[-2:]  # positions are in halves of the field
+        ratio = height / width
+        return torch.stack([cos, sin * ratio, zero, -sin / ratio, cos, zero], dim=1).view(-1, 2, 3)
 
     return function
 

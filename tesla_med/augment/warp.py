@@ -94,6 +94,8 @@ def from_view(maps: Tensor, theta: Tensor) -> Tensor:
 def _resample(images: Tensor, theta: Tensor, padding: str) -> Tensor:
     if images.dim() == 2:  # one distribution a tile: the same in every frame
         return images
+    if theta.shape[1] == 3 and images.dim() > 5:  # classes and answers are axes of their own
+        return _resample(images.flatten(1, -4), theta, padding).view(images.shape)
     if theta.shape[1] == 3:
         size = [len(images), 1, *images.shape[-3:]]
         grid = functional.affine_grid(theta.to(images.device), size, align_corners=False)

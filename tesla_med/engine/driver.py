@@ -98,7 +98,8 @@ class Driver:
         params = self.method.params
 
         def cut() -> Iterator[Tensor]:
-            if images.joined and params.draw == "ordered" and params.batch_slices is not None:
+            ordered = params.draw == "ordered" and params.batch_slices is not None
+            if images.joined and ordered and self.method.patch is None:
                 yield from images.batches(self.method.at_most(params.batch_slices))
             else:
                 for unit in images:

@@ -302,14 +302,18 @@ class Nnunet(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of any size to logits (N, L, *spatial), in one piece."""
+        return self._fitted(self.logits, images)
+
+    def _fitted(self, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Return what a network that needs sizes which divide by the strides makes of images of any size."""
         shape = images.shape[2:]
         missing = [
             max(-(-size // step), 2) * step - size for size, step in zip(shape, self.divisors, strict=True)
         ]
         if not any(missing):
-            return self.logits(images)
+            return network(images)
         pads = [item for pad in reversed(missing) for item in (0, pad)]
-        found = self.logits(functional.pad(images, pads, mode="replicate"))
+        found = network(functional.pad(images, pads, mode="replicate"))
         inside: Any = (..., *(slice(size) for size in shape))
         return found[inside]
 
@@ -319,7 +323,7 @@ class Nnunet(Network):
         Several folds, and regions, are averaged as outputs of the network before they become classes.
         """
         if self.patch is None:
-            return super().whole(images)
+            return self.classes_of(self._fitted(self._outputs, images).float())
         found = tiled(lambda patches: self._outputs(patches).float(), images, self.patch, self.mirror)
         return self.classes_of(found.float())
 

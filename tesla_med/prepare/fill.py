@@ -95,27 +95,34 @@ def without_fill(array: npt.NDArray[Any], fill: BoolArray) -> npt.NDArray[Any]:
     return np.where(fill, lowest[:, None, None, None], array)
 
 
+COINCIDE = "the intensity percentiles coincide; scaled by smallest and largest value instead"
+
+
 class ScaleWithoutFill:
     """Step of a MONAI pipeline that scales each channel to [0, 1] by the voxels that are no fill.
 
     Args:
         intensity: by extremes or by percentiles.
+        notes: get a remark on a channel whose percentiles coincide, which is scaled by its extremes.
     """
 
-    def __init__(self, intensity: Intensity) -> None:
+    def __init__(self, intensity: Intensity, notes: list[str]) -> None:
+        self.notes = notes
         extremes = intensity.scaling == "minmax"
         self.percentiles = (0.0, 100.0) if extremes else (intensity.lower, intensity.upper)
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data with ``image``, (C, I, J, K), scaled; ``fill`` says which voxels do not count."""
+        """Return the data with ``image``, (C, I, J, K), scaled; ``fill``, if any, does not count."""
         image = data["image"]
-        counted = data["fill"].as_tensor()[0] < 0.5
+        counted: Any = data["fill"].as_tensor()[0] < 0.5 if "fill" in data else ...
         changed = image.clone()
         for index, channel in enumerate(image.as_tensor()):
             values = channel[counted].numpy()
             low, high = np.percentile(values, self.percentiles)
             if high <= low:
                 low, high = float(values.min()), float(values.max())
+                if self.percentiles != (0.0, 100.0) and COINCIDE not in self.notes:
+                    self.notes.append(COINCIDE)
             span = float(high - low) or 1.0
             changed[index] = ((channel - float(low)) / span).clamp(0.0, 1.0)
         return {**data, "image": changed}

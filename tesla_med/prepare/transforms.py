@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.errors import AdaptationError, DataError, GeometryError
 from tesla_med.io.nifti import axis_affine, slice_axis
-from tesla_med.prepare.fill import ScaleWithoutFill, find_fill, remark, without_fill
+from tesla_med.prepare.fill import COINCIDE, ScaleWithoutFill, find_fill, remark, without_fill
 from tesla_med.prepare.regions import crop_starts, crop_transforms
 from tesla_med.types import BoolArray, IntArray, Volume
 
@@ -201,7 +201,7 @@ class Preprocessor:
 
     def _scale(self, volume: Volume, notes: list[str], fill: BoolArray | None) -> list[Any]:
         """Return the steps of the scaling to [0, 1]; each channel has a range of its own, without fill."""
-        from monai.transforms import ScaleIntensityd, ScaleIntensityRanged, ScaleIntensityRangePercentilesd
+        from monai.transforms import ScaleIntensityd, ScaleIntensityRanged
 
         from tesla_med.prepare.bias import BiasCorrection
         from tesla_med.prepare.histogram import HistogramMatching
@@ -214,21 +214,17 @@ class Preprocessor:
         if fill is not None:
             if intensity.scaling == "minmax":
                 notes.extend(outlying(volume.array[:, ~fill]))
-            return [*steps, ScaleWithoutFill(intensity)]
+            return [*steps, ScaleWithoutFill(intensity, notes)]
         if len(volume.array) > 1 or corrected:
             if intensity.scaling == "percentile":
-                bounds = intensity.lower, intensity.upper
-                return [
-                    *steps,
-                    ScaleIntensityRangePercentilesd("image", *bounds, 0.0, 1.0, clip=True, channel_wise=True),
-                ]
+                return [*steps, ScaleWithoutFill(intensity, notes)]
             notes.extend(outlying(volume.array))
             return [*steps, ScaleIntensityd("image", minv=0.0, maxv=1.0, channel_wise=True)]
         if intensity.scaling == "percentile":
             low, high = np.percentile(volume.array, (intensity.lower, intensity.upper))
             if high > low:
                 return [ScaleIntensityRanged("image", low, high, b_min=0.0, b_max=1.0, clip=True)]
-            notes.append("the intensity percentiles coincide; scaled by smallest and largest value instead")
+            notes.append(COINCIDE)
         notes.extend(outlying(volume.array))
         return [ScaleIntensityd("image", minv=0.0, maxv=1.0)]
 

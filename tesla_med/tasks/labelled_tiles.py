@@ -99,14 +99,18 @@ class LabelledTiles(LabelledSource):
         return [f"{tuple(self.images.shape)}, tiles by class {counts}"]
 
     def split(self, fraction: float, generator: torch.Generator) -> tuple[TilePart, TilePart]:
-        """Return training and validation tiles, split by subject; one at least of each, if there are two."""
+        """Return training and validation tiles, split by subject.
+
+        One subject at least is held out, and one trained on, where there are two; of one subject, or with a
+        fraction of 0, no tile is held out.
+        """
         positions: dict[str, list[int]] = {}
         for position, subject in enumerate(self.subjects or self.names):
             positions.setdefault(subject, []).append(position)
         groups = list(positions.values())
         order = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
-        held = order[: max(1, round(fraction * len(order)))]
-        used = order[len(held) :] if len(order) > len(held) else order
+        count = min(max(1, round(fraction * len(order))), len(order) - 1) if fraction > 0 else 0
+        held, used = order[:count], order[count:]
         first, second = (
             torch.tensor([*chain.from_iterable(part)], dtype=torch.int64) for part in (used, held)
         )

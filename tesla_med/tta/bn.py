@@ -87,5 +87,6 @@ class BN(TTAMethod):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore exactly what :meth:`state_dict` returned."""
         super().load_state_dict(state)
-        self._target = copied(state["target"])
+        device = self.context.device
+        self._target = [(mean.to(device), variance.to(device)) for mean, variance in copied(state["target"])]
         self._seen = state["seen"]

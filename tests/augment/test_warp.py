@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tesla_med.augment import warp
+from tesla_med.augment import ranges, warp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -107,6 +107,26 @@ def test_round_trip_away_from_the_border(size):
     height, width = size
     inside = (..., slice(height // 3, -height // 3), slice(width // 3, -width // 3))
     assert (back - images)[inside].abs().max() < 5e-3
+
+
+def test_a_rotation_keeps_angles_on_a_field_that_is_not_square():
+    """A quarter turn of a wide field: what lay right of the middle lies as many pixels above or below it."""
+    height, width = 41, 81
+    image = torch.zeros(1, 1, height, width)
+    image[..., height // 2, width // 2 + 10] = 1.0
+    turned = ranges.rotation(0.0, math.pi / 2)(image, torch.ones(1), None)
+    row, column = (warp.to_view(image, turned)[0, 0] == 1.0).nonzero()[0].tolist()
+    assert (abs(row - height // 2), column) == (10, width // 2)
+
+
+def test_views_of_answers_about_volumes_are_those_of_each_answer():
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.rand(2, 2, 3, 6, 8, 8, generator=generator)
+    theta = warp.in_planes(random_thetas(2, seed=3), torch.tensor([0, 2]))
+    found = warp.to_view(answers, theta)
+    assert found.shape == answers.shape
+    for index in range(3):
+        assert torch.allclose(found[:, :, index], warp.to_view(answers[:, :, index], theta), atol=1e-6)
 
 
 def test_images_are_warped_on_their_own():

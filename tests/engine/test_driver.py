@@ -19,7 +19,7 @@ class Recorder:
     """A method that writes down what is done to it."""
 
     adapts = True
-    shares, restarts = (), 1
+    shares, restarts, patch = (), 1, None
     model = SimpleNamespace(task="segmentation")
 
     def __init__(self, *, epochs=1, size=2, draw="ordered", losses=(), fail=None):
@@ -261,3 +261,11 @@ def test_updates_that_are_done_again_are_told_of_once():
     assert told == []
     assert driver.adapt_to_case(images)
     assert told == list(range(6))
+
+
+def test_networks_of_patches_learn_from_patches_over_a_site_too():
+    method = Recorder(size=2)
+    method.patch = (2, 2)
+    Driver(method, "N-M", "site").adapt_to_site(Slices())
+    apart = [item for item in method.log if isinstance(item, list)]
+    assert apart == [[0.0, 1.0], [2.0], [3.0, 4.0], [5.0]]  # as the method cuts each case

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,15 @@ def test_percentiles_clip_and_fall_back_where_they_coincide() -> None:
     fallback = Preprocessor(settings, Region(), 2)(volume_of(sparse, np.eye(4)))
     assert float(fallback.images.max()) == 1.0
     assert "percentiles coincide" in fallback.notes[0]
+    sparse = np.zeros((40, 40, 4), np.float32)
+    sparse[:3, :3, :2] = np.arange(18).reshape(3, 3, 2) + 200
+    alone = volume_of(sparse, np.eye(4))
+    two = replace(alone, array=np.concatenate([alone.array, alone.array + 1]))
+    for given, more in ((two, {}), (alone, {"bias_correction": True})):
+        settings = Preprocessing.model_validate({"intensity": {"scaling": "percentile"} | more})
+        prepared = Preprocessor(settings, Region(), 2)(given)
+        assert len(prepared.images[:, 0].unique()) > 10
+        assert [text for text in prepared.notes if "percentiles coincide" in text]
 
 
 def test_constant_volume_gives_zeros() -> None:

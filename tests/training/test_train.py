@@ -24,6 +24,7 @@ from tesla_med.models.loading import load_model
 from tesla_med.models.statistics import load_statistics
 from tesla_med.plan import RunRequest, make_plan
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
+from tesla_med.tasks.labelled_tiles import LabelledTiles
 from tesla_med.training.loop import TrainingRun
 from tesla_med.training.measure import steadiness
 from tesla_med.training.train import joined_after, train_source
@@ -341,6 +342,20 @@ def test_steadiness_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tesla_med.tta.source.Source.probabilities", probabilities)
     monkeypatch.setattr("tesla_med.training.measure.zoomed_mask", zoomed)
     assert steadiness(network, Slices([case], 0.5), pipeline) == (pytest.approx(2 / 3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("subjects", "fraction", "held"),
+    [("a", 0.15, 0), ("ab", 0.8, 1), ("abc", 0.0, 0), ("abc", 0.15, 1), ("abcd", 0.5, 2)],
+)
+def test_tiles_that_are_trained_on_are_not_held_out(subjects: str, fraction: float, held: int) -> None:
+    of = tuple(subject for subject in subjects for _ in range(3))
+    names = tuple(f"s/{number}" for number in range(len(of)))
+    images, labels = torch.zeros(len(of), 3, 4, 4, dtype=torch.uint8), torch.zeros(len(of), dtype=torch.long)
+    tiles = LabelledTiles(images, labels, names, ("s",) * len(of), of)
+    training, validation = tiles.split(fraction, torch.Generator().manual_seed(0))
+    assert (len(validation.names), len(training.names)) == (3 * held, len(of) - 3 * held)
+    assert not set(training.names) & set(validation.names)
 
 
 def test_split_keeps_subjects_together() -> None:

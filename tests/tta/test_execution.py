@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tesla_med.models.base import norm_layers
+from tesla_med.config.files import load_pipeline
+from tesla_med.models.base import build_model, norm_layers
 from tesla_med.tta._mechanics.execution import LAYOUTS, layout_of
 from tesla_med.tta.base import MethodContext
 
@@ -43,11 +44,26 @@ def test_passes_are_captured_unless_it_is_said(make_tta):
     assert not method.graph_pool().wanted
 
 
-def test_processes_that_learn_together_capture_no_graphs(make_tta, monkeypatch):
-    method = make_tta("tent")
-    assert method.graph_pool().wanted
-    monkeypatch.setattr("tesla_med.tta._mechanics.execution.joined", lambda: 2)
-    assert not method.graph_pool().wanted
+def test_statistics_of_a_case_are_those_of_as_many_slices_where_memory_is_short(make_tta, make_images):
+    method, images = make_tta("tent"), make_images(6)
+    layer = norm_layers(method.model)[0]
+
+    def mean_of():
+        with method.own_statistics(method.model, images, 6):
+            return layer.running_mean.clone()
+
+    whole = mean_of()
+    method.use_less_memory(2)
+    assert torch.allclose(mean_of(), whole, atol=1e-5)  # a mean over parts of one size is that of all
+
+
+def test_without_batch_norms_no_pass_is_made_for_statistics(make_tta, make_images, monkeypatch):
+    network = build_model(load_pipeline("prostate", ("model.params.width=4", "model.params.norm=instance")))
+    method = make_tta("tent", network, predict_statistics="volume")
+    sizes, logits = [], type(network).logits
+    monkeypatch.setattr(type(network), "logits", lambda self, x: sizes.append(len(x)) or logits(self, x))
+    method.predict(make_images(3))
+    assert sizes == [3]
 
 
 @pytest.mark.parametrize("batch", [None, 1, 2, 3, 7])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
-from tesla_med.models.base import Network, to_model_range
+from tesla_med.models.base import Network, norm_layers, to_model_range
 from tesla_med.models.moments import SourceStatistics
 from tesla_med.models.normalisation import (
     Statistics,
@@ -249,11 +249,17 @@ class Execution:
             rest: with ``share``, what the case's statistics are mixed with in every layer while they are
                 taken, in place of the old ones, with which they are mixed at the end.
         """
+        if not norm_layers(network):
+            yield
+            return
         before = (rest or copied(running_statistics(network))) if share < 1.0 else []
-        mixture = nullcontext() if rest is None or share == 1.0 else mixed_with(network, rest, share)
+        chosen = evenly_spaced(images, limit)
         with kept_running_statistics(network), torch.no_grad():
-            with batch_statistics(network, momentum=1.0), mixture:
-                self.logits(network, self.to_device(evenly_spaced(images, self.at_most(limit))))
+            parts = torch.split(chosen, self.at_most(len(chosen)))  # several where memory is short
+            for count, part in enumerate(parts, 1):
+                mixture = nullcontext() if rest is None or share == 1.0 else mixed_with(network, rest, share)
+                with batch_statistics(network, momentum=1.0 / count), mixture:
+                    self.logits(network, self.to_device(part))
             if share < 1.0:
                 blend_running_statistics(network, before, share)
             yield
