@@ -136,9 +136,7 @@ class Driver:
         def work() -> bool:
             self.method.start_epoch(epoch, batches())
             self._done = 0
-            steps, finite = self._fetched([self._adapt(batch) for batch in batches()])
-            self._say(steps)
-            return finite
+            return self._say(*self._fetched([self._adapt(batch) for batch in batches()]))
 
         if joined() > 1:  # all do the same, so none does anything again with less memory
             finite = all_agree(work())
@@ -237,10 +235,11 @@ class Driver:
         fetched[-1] |= self.method.record()
         return fetched, finite
 
-    def _say(self, steps: Sequence[dict[str, float]]) -> None:
+    def _say(self, steps: Sequence[dict[str, float]], finite: bool = True) -> bool:
         for scalars in steps:
             self.on_step(self._told, scalars)
             self._told += 1
+        return finite
 
 
 def _finite(values: Tensor) -> bool:

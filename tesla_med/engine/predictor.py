@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import Attempt, attempts, placed
 from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.prior import OrganPrior
-from tesla_med.engine.recalibration import GAMMAS, fit_temperature_to_masks
+from tesla_med.engine.recalibration import GAMMAS, recalibrated
 from tesla_med.engine.scaling import Chooser
 from tesla_med.engine.stages import stage
 from tesla_med.engine.steadiness import choose_share
@@ -87,8 +87,7 @@ class Predictor:
         Nothing is learned or judged from pixels of ``fill``, (N, H, W). Where adaptation collapsed or failed,
         the case leaves no trace in the method.
         """
-        images = placed(images, self.classes, self.method.context.device)
-        return self._judged(images, fill).on_host()
+        return self._judged(placed(images, self.classes, self.method.context.device), fill).on_host()
 
     def of(self, unit: Unit, *, adapt: bool = True) -> Outcome | None:
         """Predict a unit, None without images; not to ``adapt`` is to leave the method out of it."""
@@ -176,30 +175,19 @@ class Predictor:
             return outcome
         with self._deployed(images, outcome.verdict) as network:
             styled = [predicted_class(self.method.probabilities(network, images**gamma)) for gamma in GAMMAS]
-        found = fit_temperature_to_masks(outcome.probs, styled, fill)
-        signals = outcome.verdict.signals | {"temperature": found.temperature}
-        verdict = replace(outcome.verdict, signals=signals)
-        return replace(outcome, verdict=verdict, temperature=found.temperature)
+        return recalibrated(outcome, styled, fill)
 
     @contextmanager
     def deployed(self, images: Tensor | None, verdict: Verdict | None = None) -> Iterator[Network]:
         """Give the network that made the masks, as it is to be saved, within the memory that sufficed.
 
-        Args:
-            images: of the case that the weights are for, where they are for one case: the last one.
-            verdict: on that case.
+        Images (N, C, H, W) and verdict are those of the last case, where the weights are for it alone.
         """
-        with ExitStack() as stack:
-            if images is not None and self._sufficed is not None:
-                stack.enter_context(self._sufficed.again())
-            yield stack.enter_context(self._deployed(images, verdict))
-
-    @contextmanager
-    def _deployed(self, images: Tensor | None, verdict: Verdict | None) -> Iterator[Network]:
-        guard = self.guard
-        if guard is not None and images is not None and verdict is not None and verdict.used == "partial":
-            with guard.deployed(images, verdict) as network:
-                yield network
-            return
-        with self.method.deployed(images) as network:
+        sufficed = nullcontext() if images is None or self._sufficed is None else self._sufficed.again()
+        with sufficed, self._deployed(images, verdict) as network:
             yield network
+
+    def _deployed(self, images: Tensor | None, verdict: Verdict | None) -> AbstractContextManager[Network]:
+        if self.guard is None or images is None or verdict is None or verdict.used != "partial":
+            return self.method.deployed(images)
+        return self.guard.deployed(images, verdict)

@@ -19,7 +19,7 @@ A T at an end of its range says that the two could not be brought together; trea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tesla_med.engine.outcome import Outcome
 from tesla_med.errors import DataError
 from tesla_med.models.base import predicted_class
 from tesla_med.prepare.fill import hidden
@@ -247,3 +248,11 @@ def _check_masks(masks: Sequence[Tensor]) -> None:
                 f"masks must be (N, H, W) and of one shape, got {tuple(masks[0].shape)} and"
                 f" {tuple(mask.shape)}"
             )
+
+
+def recalibrated(outcome: Outcome, styled: Sequence[Tensor], fill: Tensor | None) -> Outcome:
+    """Return an outcome with the temperature that fits masks of restyled images; see above."""
+    found = fit_temperature_to_masks(outcome.probs, styled, fill)
+    signals = outcome.verdict.signals | {"temperature": found.temperature}
+    verdict = replace(outcome.verdict, signals=signals)
+    return replace(outcome, verdict=verdict, temperature=found.temperature)
