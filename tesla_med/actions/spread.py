@@ -320,7 +320,7 @@ def work() -> None:
         log.debug("worker", exc_info=error)
         say(error=f"{type(error).__name__}: {error}")
         sys.exit(1)
-    if order.meeting is not None:  # leaving takes no end while CUDA graphs hold what was said to the others
+    if order.meeting is not None:  # to leave may take no end while CUDA graphs hold what was said to others
         saying.close()
         sys.stderr.flush()
         os._exit(0)
