@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr
 REGION = -1
 MASK_BY_NAME = "the mask of another image, by its name"
 FURTHER_CHANNEL = "a further channel without the first"
+MOST_CHANNELS = 5
+"""More images whose names differ in the last four digits alone are not taken for channels of one."""
 _Others = dict[tuple[int, Match], list[Path]]
 """Masks and channels by layer and where they belong; the region is layer -1, channels are below."""
 
@@ -239,7 +242,8 @@ class Matcher:
     def _channels_as_images(cases: Sequence[Case]) -> Iterator[str]:
         names = {case.name for case in cases}
         further = [case for case in cases if _first_channel(case.name) in names]
-        if further:
+        most = max(Counter(_first_channel(case.name) for case in further).values(), default=0)
+        if 0 < most < MOST_CHANNELS:  # more are rather numbers of patients
             yield (
                 f"{len(further)} of {len(cases)} images, such as {further[0].image}, may be further channels "
                 "of others; if they are, name those of the model in files.image, as in '*_0000.nii.gz'"

@@ -286,6 +286,9 @@ def test_further_channels_that_would_be_cases_or_miss_their_first_are_remarked_o
     (text,) = alone.remarks
     assert text.startswith(f"1 of 3 images, such as {tmp_path / 'P1_0001.nii.gz'}, may be further channels")
     assert find_cases(tmp_path, site("any", "", files={"image": ["*_0000.nii.gz"]})).remarks == ()
+    fill(tmp_path / "many", *(f"patient_{number:04d}.nii.gz" for number in range(8)))
+    assert find_cases(tmp_path / "many", site("any", "", files={"image": ["*"]})).remarks == ()
+    (tmp_path / "many").rename(tmp_path.parent / f"{tmp_path.name}-many")
     both = site("any", "", files={"image": ["*_0000.nii.gz", "*_0001.nii.gz"]})
     cases = find_cases(tmp_path, both, channels=2)
     assert found(cases) == ["P1_0000"]
