@@ -274,13 +274,12 @@ class _Grid:
 
     def _run(self, cell: Cell, carry: Carry | None) -> None:
         """Run a cell and note what it cost; in a chain it is run from its start."""
-        before = self.known.get(cell.name, {}).get("seconds") or 0.0
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
         watch = Watch(self.device)
         probs = cell.seed == self.table.first_seed and "probs" in self.task.honours
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)
         there, anew = plan.out.exists(), carry is not None
-        before = before if there and not anew else 0.0
+        before = self.known.get(cell.name, {}).get("seconds", 0.0) if there and not anew else 0.0
         self._note(cell, entry | {"seconds": before})
         try:
             result = run_plan(plan, resume=there and not anew, overwrite=there and anew, carry=carry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,16 @@ from tesla_med.compare.plots import draw
 from tesla_med.compare.results import as_json, summary_rows
 from tesla_med.compare.tables import Sheet, sheets
 from tesla_med.config.tables import TableConfig
-from tesla_med.io.files import atomic_path, write_json
-
-ESCAPED = "backslashreplace"
-"""How parts of file names that are no valid text are written."""
+from tesla_med.io.files import write_bytes, write_json, write_text
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write the tidy rows as CSV, blank where there is no value, and return the path."""
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors=ESCAPED) as stream,
-    ):
-        writer = csv.DictWriter(stream, columns)
-        writer.writeheader()
-        writer.writerows({name: "" if row[name] is None else row[name] for name in columns} for row in rows)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns)
+    writer.writeheader()
+    writer.writerows({name: "" if row[name] is None else row[name] for name in columns} for row in rows)
+    write_text(path, stream.getvalue())
     return path
 
 
@@ -57,11 +53,11 @@ def write_report(
         caption, missing = ("", {}) if sheet.title else (table.caption, problems)
         texts[f"{sheet.stem}.md"] = markdown(title, caption, sheet, missing)
         texts[f"{sheet.stem}.tex"] = latex(caption or title, sheet.header, sheet.body)
-    contents = {name: text.encode("utf-8", ESCAPED) for name, text in texts.items()}
-    for name, content in (contents | pictures).items():
-        with atomic_path(out / name) as temporary:
-            temporary.write_bytes(content)
-    written = [out / name for name in (*contents, *pictures)]
+    for name, text in texts.items():
+        write_text(out / name, text)
+    for name, picture in pictures.items():
+        write_bytes(out / name, picture)
+    written = [out / name for name in (*texts, *pictures)]
     written.append(write_rows(out / "summary.csv", *summary_rows(summary)))
     write_json(out / "comparison.json", as_json(table, summary, problems))
     return [*written, out / "comparison.json"]

@@ -166,7 +166,7 @@ def _override(config: S, overrides: list[str]) -> S:
     return validate(type(config), content, f"--set {' '.join(overrides)}")
 
 
-def no_model(folder: Path) -> str:
+def _no_model(folder: Path) -> str:
     """Say what is missing in a folder that was given as a model, and where one may lie."""
     below = (*folder.glob("*"), *folder.glob("*/*"))
     models = sorted(str(item) for item in below if item.is_dir() and _holds_model(item))
@@ -191,7 +191,7 @@ def _pipeline_of_card(weights: str | Path | None) -> str:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder; give the weights with --weights")
     if path.is_dir():
-        raise CheckpointError(no_model(path))
+        raise CheckpointError(_no_model(path))
     card = path.with_suffix(".json")
     if not card.is_file():
         raise ConfigError(f"{path}: these weights have no card, so give --pipeline or --site")

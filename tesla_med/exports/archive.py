@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
 from tesla_med.io.files import atomic_path, sha256
+from tesla_med.io.names import valid
 
 ARCHIVE, MANIFEST = "masks.zip", "manifest.json"
 _WHEN = (1980, 1, 1, 0, 0, 0)
@@ -28,8 +29,7 @@ class Archive(Export):
     def finish(self, items: Sequence[Finished], files: Sequence[Path], out: Path) -> list[Path]:
         """Write ``masks.zip``; see :meth:`Export.finish`."""
         path, first = out / ARCHIVE, items[0]
-        escaped = {item.name: item.name.encode("utf-8", "backslashreplace").decode() for item in items}
-        names = {item.name: f"masks/{escaped[item.name]}_mask.nii.gz" for item in items}
+        names = {item.name: f"masks/{valid(item.name)}_mask.nii.gz" for item in items}
         manifest = {
             "notice": NOTICE,
             "tesla-med": first.version,
@@ -38,7 +38,7 @@ class Archive(Export):
             "classes": [entry.model_dump() for entry in first.classes],
             "masks": [
                 {
-                    "case": escaped[item.name],
+                    "case": valid(item.name),
                     "file": names[item.name],
                     "sha256": sha256(item.mask),
                     "method": item.method,

@@ -93,8 +93,7 @@ def find_cases(
     cases = matcher.cases(files, skipped, each=each)
     remarks = (
         *_elsewhere(folder, own, other_sites),
-        *_left_out_as_masks(skipped),
-        *_without_first_channel(skipped),
+        *_left_out(skipped),
         *matcher.remarks(cases, files),
     )
     for text in remarks:
@@ -119,23 +118,20 @@ def _elsewhere(folder: Path, own: frozenset[str], other_sites: Sequence[SiteConf
             yield f"the folder {folder} is called after another site, {site.id}; is it the right one?"
 
 
-def _without_first_channel(skipped: Sequence[Skipped]) -> Iterator[str]:
-    """Yield a remark on cases that are left out because their first channel is missing."""
-    files = sorted(path for path, reason in skipped if reason == FURTHER_CHANNEL)
-    if files:
-        count = f"{len(files)} files are" if len(files) > 1 else "1 file is"
-        yield f"{count} {FURTHER_CHANNEL}, such as {files[0]}; its case is left out"
-
-
-def _left_out_as_masks(skipped: Sequence[Skipped]) -> Iterator[str]:
-    """Yield a remark on images that were taken for masks by their names."""
-    masks = sorted(path for path, reason in skipped if reason == MASK_BY_NAME)
-    if masks:
-        count = f"{len(masks)} files are" if len(masks) > 1 else "1 file is"
-        yield (
-            f"{count} left out as the mask of another image, such as {masks[0]}; to use them as images, name "
-            "these by --set site.files.image=PATTERN"
-        )
+def _left_out(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """Yield a remark on images that were taken for masks by their names, and on lone further channels."""
+    reasons = {
+        MASK_BY_NAME: (
+            "left out as the mask of another image",
+            "to use them as images, name these by --set site.files.image=PATTERN",
+        ),
+        FURTHER_CHANNEL: (FURTHER_CHANNEL, "its case is left out"),
+    }
+    for reason, (what, then) in reasons.items():
+        files = sorted(path for path, why in skipped if why == reason)
+        if files:
+            count = f"{len(files)} files are" if len(files) > 1 else "1 file is"
+            yield f"{count} {what}, such as {files[0]}; {then}"
 
 
 def _one_file(path: Path, site: SiteConfig, channels: int) -> CaseList:

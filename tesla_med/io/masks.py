@@ -94,7 +94,6 @@ def as_named_there(masks: Mapping[str, Path], others: Mapping[str, Path]) -> dic
     """
     found: dict[str, Path] = {}
     for name, path in masks.items():
-        with_channel, without = f"{name}{FIRST_CHANNEL}", name.removesuffix(FIRST_CHANNEL)
-        there = [item for item in (name, with_channel, without) if item in others]
-        found[there[0] if there and (there[0] == name or there[0] not in masks) else name] = path
+        variants = (f"{name}{FIRST_CHANNEL}", name.removesuffix(FIRST_CHANNEL)) if name not in others else ()
+        found[next((item for item in variants if item in others and item not in masks), name)] = path
     return found

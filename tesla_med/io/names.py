@@ -12,6 +12,11 @@ def fold(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
+def valid(name: str) -> str:
+    """Return a name as valid text: bytes of a file name that are none become backslash escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def natural(name: str | PurePath) -> tuple[object, ...]:
     """Return a key that sorts names as people do, folder by folder: P1, P2, P10, whatever their case."""
     parts = PurePath(name).parts

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tesla_med.io.names import valid
 from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports.base import RunContext
 from tesla_med.scoring.metrics import figure_columns
@@ -32,11 +33,6 @@ LEAST_OVERLAP = 0.25
 """Share of the wider of two display windows that both must hold for a case to be shown in that of the run."""
 MOST_ROWS = 120
 """Cases in the picture of all Dice."""
-
-
-def tag_of(name: str) -> str:
-    """Return a case's name as part of a tag: parts of file names that are no valid text cannot be stored."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class CaseCurves:
@@ -108,7 +104,7 @@ class CaseCurves:
             f" display window {low:.6g} to {high:.6g}, the same for every panel and {common};"
             " radiological display"
         )
-        tag = f"overlay/{tag_of(result.case)}"
+        tag = f"overlay/{valid(result.case)}"
         self._writer.add_image(tag, picture, number, dataformats="HWC")
         self._writer.add_text(tag, text, number)
 
@@ -193,7 +189,7 @@ def case_table(results: Sequence[CaseResult]) -> str:
     for item in sorted(results, key=lambda item: (item.trusted, known(item), item.case)):
         before, after = item.mean_dice_source, item.mean_dice
         change = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
-        cells = [tag_of(item.case).replace("|", "\\|"), percent(before), percent(after), change]
+        cells = [valid(item.case).replace("|", "\\|"), percent(before), percent(after), change]
         cells += [percent(item.predicted_dice), item.used, "yes" if item.trusted else "**no**", item.status]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -225,7 +221,7 @@ def dice_picture(results: Sequence[CaseResult]) -> Any:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
     else:
         axes.scatter(percents(item.predicted_dice for item in shown), rows, c="#c2500a")
-    axes.set_yticks(rows, [tag_of(item.case)[-40:] for item in shown], fontsize=7)
+    axes.set_yticks(rows, [valid(item.case)[-40:] for item in shown], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(-1, 101)
     axes.grid(axis="x", alpha=0.3)

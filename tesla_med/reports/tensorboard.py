@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tesla_med.io.names import valid
 from tesla_med.records import CaseResult, TileResult
 from tesla_med.reports import _hparams, _policy
-from tesla_med.reports._curves import CURVES, LAST_OF_CASE, tag_of
+from tesla_med.reports._curves import CURVES, LAST_OF_CASE
 from tesla_med.reports.base import REPORTS, Report, RunContext
 from tesla_med.types import CaseView, Earlier
 
@@ -42,7 +43,7 @@ class TensorboardReport(Report):
         from torch.utils.tensorboard import SummaryWriter
 
         curves = _curves_of(run)
-        gone = (*curves.own(), *(f"overlay/{tag_of(name)}" for name in undone))
+        gone = (*curves.own(), *(f"overlay/{valid(name)}" for name in undone))
         kept = _events(files)
         for path in files:
             path.unlink()

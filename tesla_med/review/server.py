@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import socket
 from collections.abc import Callable
@@ -142,8 +143,6 @@ def _plain(content: str | bytes, code: int = 200, kind: str = "text/plain") -> R
 
 
 def _json(content: Any, code: int = 200) -> Response:
-    import json
-
     return _plain(json.dumps(content), code, "application/json")  # in ASCII, whatever files are called
 
 
@@ -158,8 +157,6 @@ def _key(content: Content, key: Any) -> int:
 
 
 def _decision(body: bytes) -> tuple[Any, Any, str, str]:
-    import json
-
     try:
         told = json.loads(body)
         key, choice, comment = told["key"], told["decision"], str(told.get("comment", ""))

@@ -76,7 +76,7 @@ def watch_folder(
 ) -> Watched:
     """Adapt to every case that comes into a folder, once, each on its own (reset ``case``).
 
-    Ctrl-C and SIGTERM end it; whatever ends it, the same call goes on.
+    Ctrl-C ends it, and the command's SIGTERM, too; whatever ends it, the same call goes on.
 
     Args:
         request: as for a run on the folder ``volumes``; ``out`` is that of the watch, ``reset`` is not used.
