@@ -48,6 +48,9 @@ RESUMED = ("adapt", "train", "compare")
 GOES_ON = ("study", "watch")
 """Commands that go on where they were interrupted when they are called again."""
 
+ENDED_BY_INTERRUPT = ("watch",)
+"""Commands whose usual end is an interrupt."""
+
 
 def main() -> None:
     """Entry point of the ``tesla-med`` command."""
@@ -60,8 +63,10 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; used in-process by the tests."""
     try:
-        with terminated_as_interrupted():
+        with terminated_as_interrupted() as asked:
             code = app(list(arguments), prog_name="tesla-med", standalone_mode=False)
+        if asked() and arguments[0] not in ENDED_BY_INTERRUPT:
+            code = INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except TeslaMedError as error:
