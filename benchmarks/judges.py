@@ -3,6 +3,7 @@
 Example::
 
     python benchmarks/judges.py --zoo docs/reference/results/zoo
+    python benchmarks/judges.py --zoo docs/reference/results/zoo docs/reference/results/zoo-3000 --without-batch-norm
 
 Every volume that ``zoo.py`` recorded holds the signals of all candidates and, for scoring, their Dice. So
 another judge can be tried without a GPU. A learned judge predicts by how many points a candidate is better
@@ -10,6 +11,10 @@ than the source's mask, from the signals of both; it takes the candidate for whi
 the source's if that is less than ``--margin``. It is learned on the other sites only (leave one site out),
 so that no label of a site has a part in the choices there. The rule's thresholds in the pipelines were not
 chosen in this way; the grid shows how little they matter.
+
+With ``--without-batch-norm``, what ``least_trust_without_batch_norm`` does, by site, to the models that it is
+for. The least that loses the fewest volumes by more than 2 points, among those whose mean is at most
+``SPARED`` points below the best, is the choice of a site; what is reported of the others follows from it.
 
 Dice is in percent; a loss is against the source's mask as written.
 """
@@ -39,6 +44,9 @@ CLIP = 15.0
 """Points of Dice beyond which a difference counts no more for learning."""
 GRID = ((0.2, 0.3), (0.4, 0.15), (0.6, 0.3), (0.8, 0.3))
 """Pairs of ``head_start`` and ``doubt``."""
+LEAST = (0.0, 3.0, 3.5, 4.0, 4.25, 4.5, 4.75, 5.0)
+"""Values of ``least_trust_without_batch_norm``."""
+SPARED = 0.3
 LEARNED: dict[str, Callable[[], Any]] = {
     "ridge": lambda: make_pipeline(StandardScaler(), Ridge(3.0)),
     "forest": lambda: RandomForestRegressor(400, min_samples_leaf=8, random_state=0),
@@ -157,15 +165,58 @@ def line(name: str, rows: Sequence[Row], taken: Sequence[str]) -> str:
     return "| " + " | ".join([name, f"{mean:.1f}", *shares, f"{max(0.0, *down):.1f}"]) + " |"
 
 
+def least_trusts(rows: Sequence[Row]) -> Iterator[tuple[str, float, float, list[float]]]:
+    """Yield site, least trust, mean gain over models, and losses in points, of models without batch norm."""
+    alone = [row for row in rows if "own" not in row["candidates"]]
+    guard = load_pipeline("prostate").guard
+    for site in dict.fromkeys(row["site"] for row in alone):
+        for least in LEAST:
+            config = guard.model_copy(update={"least_trust_without_batch_norm": least})
+            gains: dict[str, list[float]] = {}
+            for row in alone:
+                if row["site"] == site:
+                    end = dice_of(row, candidate_of(judge(row["signals"], config)))
+                    model = f"{row['model']} of {row['zoo']}"
+                    gains.setdefault(model, []).append(end - dice_of(row, "source"))
+            losses = [-value for values in gains.values() for value in values]
+            yield site, least, float(np.mean([np.mean(values) for values in gains.values()])), losses
+
+
+def print_least_trusts(rows: Sequence[Row]) -> None:
+    """Print the table of :func:`least_trusts`, and what each site chooses."""
+    heads = ["site", "least trust", "mean gain", *(f"> {limit:g}" for limit in zoo.LOSSES), "worst"]
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    found = list(least_trusts(rows))
+    for site, least, gain, losses in found:
+        counts = [str(sum(loss > limit for loss in losses)) for limit in zoo.LOSSES]
+        print(
+            "| " + " | ".join([site, f"{least:g}", f"{gain:.2f}", *counts, f"{max(0.0, *losses):.1f}"]) + " |"
+        )
+    for site in dict.fromkeys(item[0] for item in found):
+        there = [item for item in found if item[0] == site]
+        near = [item for item in there if item[2] >= max(gain for _, _, gain, _ in there) - SPARED]
+        chosen = min(near, key=lambda item: sum(loss > 2 for loss in item[3]))
+        print(f"\n{site} chooses {chosen[1]:g}.", end="")
+    print()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line per judge."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--zoo", type=Path, required=True, help="folder of the results of zoo.py")
+    parser.add_argument("--zoo", type=Path, nargs="+", required=True, help="folders of the results of zoo.py")
+    parser.add_argument("--without-batch-norm", action="store_true")
     parser.add_argument("--margin", type=float, default=1.0, help="least predicted gain, in points of Dice")
     options = parser.parse_args(arguments)
-    rows = zoo.finished(zoo.parse(["--out", str(options.zoo), "--table"]))
+    rows = [
+        {**row, "zoo": folder.name}
+        for folder in options.zoo
+        for row in zoo.finished(zoo.parse(["--out", str(folder), "--table"]))
+    ]
+    if options.without_batch_norm:
+        print_least_trusts(rows)
+        return 0
     heads = ["judge", "mean Dice", *(f"> {limit:g} points lost, %" for limit in zoo.LOSSES), "worst"]
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     for name, taken in judges(rows, options.margin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -57,12 +58,22 @@ class GuardConfig(Section):
     least_trust: float = Field(
         0.0, ge=0, description="trust that a mask must have to be taken in place of the source's"
     )
+    least_trust_without_batch_norm: float = Field(
+        4.75,
+        ge=0,
+        description="the same for networks without batch norm, of which there are fewer masks to compare",
+    )
     least_support: float = Field(
         0.6,
         ge=0,
         le=1,
         description="mean of consistency and best agreement below which no mask of a volume is trusted",
     )
+
+    def least(self, names: Sequence[str]) -> float:
+        """Return the trust that a mask needs to take the place of the source's among these candidates."""
+        alone = set(names) <= {"source", "part", "adapted"}
+        return self.least_trust_without_batch_norm if alone else self.least_trust
 
     @field_validator("candidates")
     @classmethod

@@ -269,7 +269,7 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
        where no mask is trusted much: there a difference says little. It counts as much as the others
        agree with the source's mask on average, so that a mask that is like no other does not win by it.
        So does ``shrink_cost``, of an adapted mask that is smaller than all of the source's weights.
-       Unless it is refused only masks of ``least_trust`` can take its place.
+       Unless it is refused only masks of ``config.least`` trust can take its place.
     3. Where every candidate is refused, or the best is supported too little, nothing can be trusted. The
        most consistent of those that are neither empty nor too large is taken, and the verdict says so.
     """
@@ -295,8 +295,8 @@ def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
         trust["source"] += worth * (config.head_start + config.doubt * max(SURE - highest, 0.0))
         for name, lost in _shrinkages(left, signals).items():
             trust[name] -= config.shrink_cost * worth * lost
-    if "source" in left:  # of whose network nothing is known it may be better to leave the mask alone
-        left = [name for name in left if name == "source" or trust[name] >= config.least_trust]
+    if "source" in left:  # where little is known it may be better to leave the mask alone
+        left = [name for name in left if name == "source" or trust[name] >= config.least(names)]
     best = max(left, key=lambda name: trust[name])
     supported = _support(best, names, signals) >= config.least_support
     trusted = supported and not _far(best, signals, config)

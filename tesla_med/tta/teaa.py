@@ -90,7 +90,7 @@ class TeAA(AugmentedMethod):
 
     def passes_per_update(self) -> float:
         """Count those of the method, the weak views, the policy step and the distillation."""
-        views: int = self.params.weak_views
+        views: int = self.params.weak_views + len(self.params.corrected_views)
         return super().passes_per_update() + views + self._policy_passes() + 3
 
     def modules(self) -> Mapping[str, nn.Module]:

@@ -355,7 +355,7 @@ class TeSLA(AugmentedMethod):
 
     def passes_per_update(self) -> float:
         """Count the weak views, the policy step, both passes of the student, and the source's if any."""
-        views: int = self.params.weak_views
+        views: int = self.params.weak_views + len(self.params.corrected_views)
         return views + self._policy_passes() + 6 + (self.source is not None)
 
     def predicting_passes(self, slices: int) -> float:

@@ -306,6 +306,7 @@ def test_nothing_is_trusted_where_the_best_changes_with_the_view():
 
 
 def test_a_network_without_batch_norm_is_judged_by_three_masks():
+    any_trust = CONFIG.model_copy(update={"least_trust_without_batch_norm": 0.0})
     names = ("source", "part", "adapted")
     base = {f"foreground_{name}": 0.02 for name in names} | {f"consistency_{name}": 0.9 for name in names}
     near = {
@@ -313,16 +314,29 @@ def test_a_network_without_batch_norm_is_judged_by_three_masks():
         "agreement_source_adapted": 0.8,
         "agreement_part_adapted": 0.9,
     }
-    assert judge(base | near | {"consistency_adapted": 0.95}, CONFIG).used == "adapted"
-    assert judge(base | near, CONFIG).used == "source"
-    verdict = judge(base | near | {"consistency_adapted": 0.6}, CONFIG)
+    assert judge(base | near | {"consistency_adapted": 0.95}, any_trust).used == "adapted"
+    assert judge(base | near, any_trust).used == "source"
+    verdict = judge(base | near | {"consistency_adapted": 0.6}, any_trust)
     assert verdict.used == "source"
-    verdict = judge(base | near | {"consistency_adapted": 0.6, "consistency_part": 0.95}, CONFIG)
+    verdict = judge(base | near | {"consistency_adapted": 0.6, "consistency_part": 0.95}, any_trust)
     assert (verdict.used, verdict.share) == ("partial", 0.5)
     alone = near | {"agreement_source_adapted": 0.1, "agreement_part_adapted": 0.2}
-    verdict = judge(base | alone, CONFIG)
+    verdict = judge(base | alone, any_trust)
     assert verdict.collapsed
     assert verdict.share < 1
+
+
+def test_without_batch_norm_a_mask_needs_more_trust():
+    names = ("source", "part", "adapted")
+    signals = {f"foreground_{name}": 0.02 for name in names} | {f"consistency_{name}": 0.9 for name in names}
+    signals |= {"agreement_source_part": 0.97, "agreement_part_adapted": 0.97, "consistency_adapted": 0.96}
+    trust = judge(signals | {"agreement_source_adapted": 0.94}, CONFIG).signals["trust_adapted"]
+    for least, taken in ((trust - 0.01, "adapted"), (trust + 0.01, "source")):
+        config = CONFIG.model_copy(update={"least_trust_without_batch_norm": least, "least_trust": 0.0})
+        assert candidate_of(judge(signals | {"agreement_source_adapted": 0.94}, config)) == taken
+        more = {f"{key}_own": 0.9 for key in ("consistency", "foreground")}
+        more |= {f"agreement_{a}": 0.94 for a in ("source_own", "own_part", "own_adapted", "source_adapted")}
+        assert candidate_of(judge(signals | more, config)) == "adapted"  # a batch norm: more to compare
 
 
 def test_a_mask_that_rises_and_falls_twice_is_trusted_less():

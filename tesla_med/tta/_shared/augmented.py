@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tesla_med import losses
 from tesla_med.augment import warp
+from tesla_med.augment.corrected import Correction, corrected
 from tesla_med.augment.policy import AdversarialPolicy, View
 from tesla_med.augment.static import Augmentation, AutoAugment, RandAugment, StaticPolicy
 from tesla_med.config.models import Section
@@ -40,6 +41,12 @@ class AugmentationParams(Section):
     weak_flip: Flip = Field(
         "first",
         description="in-plane axis mirrored: first is left-right in RAS; release: last; both: for tiles",
+    )
+
+    corrected_views: tuple[Correction, ...] = Field(
+        (),
+        description="further views of a pseudo-label: slices without noise (smooth), without their receive "
+        "field (field), or both (field_smooth); each counts as much as the mean of the weak views",
     )
 
     augment: Literal["learned", "randaugment", "autoaugment", "none"] = Field(
@@ -140,7 +147,10 @@ class AugmentedMethod(TTAMethod):
 
     @torch.no_grad()
     def _averaged(self, images: Tensor) -> Averaged:
-        """Return the teacher's pseudo-labels, averaged over weak views (Eq. 5), and what it saw."""
+        """Return the teacher's pseudo-labels, averaged over weak views (Eq. 5), and what it saw.
+
+        With ``corrected_views`` they are the mean of that average and of each of these views.
+        """
         p = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
         views = p.weak_views_first_epoch if first_epoch else p.weak_views
@@ -163,6 +173,9 @@ class AugmentedMethod(TTAMethod):
             shift=p.weak_shift,
             flip=p.weak_flip,
         )
+        if p.corrected_views:
+            labels = torch.stack([labels, *(look(corrected(images, each)) for each in p.corrected_views)])
+            labels = labels.mean(dim=0)
         return Averaged(labels, clean.activations, torch.stack(seen).mean(dim=0) if seen else None)
 
     # ------------------------------------------------------------ policy
