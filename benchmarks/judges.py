@@ -3,7 +3,7 @@
 Example::
 
     python benchmarks/judges.py --zoo docs/reference/results/zoo
-    python benchmarks/judges.py --zoo docs/reference/results/zoo docs/reference/results/zoo-3000 --without-batch-norm
+    python benchmarks/judges.py --without-batch-norm --zoo docs/reference/results/{zoo,zoo-3000}
 
 Every volume that ``zoo.py`` recorded holds the signals of all candidates and, for scoring, their Dice. So
 another judge can be tried without a GPU. A learned judge predicts by how many points a candidate is better
