@@ -21,7 +21,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ QUICK = {
 FORWARD, BOTH, TILE = "forward", "forward and backward", "tile"
 
 
-def plans(size: dict[str, Any]) -> dict[str, Any]:
+def plans(size: dict[str, Any], spacing: Sequence[float] = SPACING) -> dict[str, Any]:
     """Return the content of plans.json."""
     stages, spline = len(size["features"]), {"is_seg": False, "order": 3, "order_z": 0}
     spline["force_separate_z"] = None
@@ -89,7 +89,7 @@ def plans(size: dict[str, Any]) -> dict[str, Any]:
     configuration = {
         "preprocessor_name": "DefaultPreprocessor",
         "patch_size": size["patch"],
-        "spacing": list(SPACING),
+        "spacing": list(spacing),
         "normalization_schemes": ["ZScoreNormalization"],
         "use_mask_for_norm": [False],
         "resampling_fn_data": "resample_data_or_seg_to_shape",

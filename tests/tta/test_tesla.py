@@ -11,6 +11,7 @@ from torch import nn
 
 from tesla_med import losses
 from tesla_med.augment import warp
+from tesla_med.augment.corrected import corrected
 from tesla_med.errors import AdaptationError, ConfigError
 from tesla_med.models.base import norm_layers, to_model_range
 from tesla_med.models.normalisation import (
@@ -656,6 +657,22 @@ def test_pseudo_labels_are_the_mean_over_weak_views(make_tesla, make_images):
         second = teacher(2 * warped(images, theta, "reflection") - 1).softmax(dim=1)
     total = first + warped(second, torch.linalg.inv(square)[:, :2], "zeros")
     assert torch.allclose(labels, total / total.sum(dim=1, keepdim=True), atol=1e-4)
+
+
+@pytest.mark.parametrize("views", [["smooth"], ["field", "field_smooth"]])
+def test_corrected_views_count_as_much_as_the_mean_of_the_weak_views(make_tesla, make_images, views):
+    plain, method, images = (
+        make_tesla(weak_views=2),
+        make_tesla(weak_views=2, corrected_views=views),
+        make_images(4),
+    )
+    teacher = batch_mode(copy.deepcopy(method.teacher))
+    weak, labels = plain._pseudo_labels(images)[0], method._pseudo_labels(images)[0]
+    with torch.no_grad():
+        seen = [teacher(2 * corrected(images, view) - 1).softmax(dim=1) for view in views]
+    assert torch.allclose(labels, torch.stack([weak, *seen]).mean(dim=0), atol=1e-4)
+    assert not torch.allclose(labels, weak, atol=1e-3)
+    assert method.passes_per_update() == plain.passes_per_update() + len(views)
 
 
 def test_the_student_descends_the_stated_losses(make_tesla, make_images):
