@@ -204,7 +204,8 @@ def measure(
         seconds = clock(lambda: predictor(images), device)
     params = method.params
     updates = params.epochs * method.updates(1)
-    learning = updates * (params.weak_views * alone[FORWARD] + 3 * alone[BOTH])
+    views = params.weak_views + len(params.corrected_views)
+    learning = updates * (views * alone[FORWARD] + 3 * alone[BOTH])
     predicting = sum(tiles) * alone[TILE]
     return {
         "precision": precision,

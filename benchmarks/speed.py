@@ -164,7 +164,7 @@ class Bench:
             ),
             "data": timed(lambda: images[:batch].to(self.device), self.device, self.options.repeats),
         }
-        views = method.params.weak_views
+        views = method.params.weak_views + len(method.params.corrected_views)
         floor = views * passes["forward"] + 3 * passes["forward_backward"]
         return {
             "protocol": protocol,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tesla_med.config.paths import leads_outside
+
 LONGEST = 200
 """Characters that are repeated."""
 _FILES = ("LICENSE", "LICENSE.txt", "LICENCE", "LICENCE.txt")
@@ -17,7 +19,7 @@ def terms_of(folder: Path, about: Mapping[str, Any], keys: Mapping[str, str], ow
     """Return what is said of the licence of a model.
 
     Args:
-        folder: of the model; the first line of its licence file is repeated.
+        folder: of the model; the first line of its licence file is repeated, unless a link leads out of it.
         about: what a file of the model says of it.
         keys: entries of that which are repeated, with what they are.
         owner: whose folder it is, for the note.
@@ -30,7 +32,7 @@ def terms_of(folder: Path, about: Mapping[str, Any], keys: Mapping[str, str], ow
     names = [str(Path(part) / name) for part in _FOLDERS for name in _FILES] + list(_LOWER)
     for name in names:
         file = folder / name
-        if file.is_file():
+        if file.is_file() and not leads_outside(file, folder):
             lines = [line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()]
             text = next((line for line in lines if line), "")
             found.append(f"licence of the model ({name} of its {owner}): {text[:LONGEST]}")

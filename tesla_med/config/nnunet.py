@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tesla_med.config.licences import terms_of
+from tesla_med.config.nnunet_labels import classes_of
+from tesla_med.config.paths import whole_path
 from tesla_med.config.section import Section
 from tesla_med.errors import CheckpointError
 
@@ -96,6 +98,7 @@ class NnunetPreprocessing(Section):
 
 def nnunet_folder(path: Path) -> Path | None:
     """Return the model folder that a path means: itself, or that around a fold or a checkpoint; else None."""
+    path = whole_path(path)
     for folder in (path, path.parent, path.parent.parent):
         if (folder / PLANS).is_file() and (folder / DATASET).is_file():
             return folder
@@ -110,7 +113,13 @@ def read_model(path: Path) -> dict[str, Any]:
     """
     plans, dataset = _json(path / PLANS), _json(path / DATASET)
     try:
-        return _content(path, plans, dataset)
+        content = _content(path, plans, dataset)
+        NnunetPreprocessing.model_validate(content["preprocessing"]["nnunet"])
+        return content
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: plans.json: {what} is {first['input']!r}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
@@ -135,13 +144,19 @@ def folds_of(path: Path) -> list[Path]:
     folders = [item for item in path.glob("fold_*") if item.is_dir()]
     folders.sort(key=lambda item: (len(item.name), item.name))
     numbered = [item for item in folders if item.name.removeprefix("fold_").isdigit()]
-    for some in (numbered, folders):  # fold_all is no part of the ensemble, as in nnU-Net
+    of_all = [path / "fold_all"]  # no part of the ensemble, as in nnU-Net
+    for some in (numbered, of_all):
         for name in CHECKPOINTS:
             if found := [folder / name for folder in some if (folder / name).is_file()]:
                 return found
     raise CheckpointError(
         f"{path}: no fold_k/{CHECKPOINTS[0]} or {CHECKPOINTS[1]}; copy the folds of the training into it"
     )
+
+
+def configuration_of(path: Path) -> str:
+    """Return what the name of a model folder says of its configuration, TRAINER__PLANS__CONFIGURATION."""
+    return path.name.rpartition("__")[2]
 
 
 def ignored_label(path: Path) -> int | None:
@@ -153,7 +168,7 @@ def ignored_label(path: Path) -> int | None:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected an object, got {type(content).__name__}")
@@ -161,12 +176,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path, plans: Mapping[str, Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
-    name = path.name.rpartition("__")[2]
-    config = _configuration(path, plans, name)
+    config = _configuration(path, plans, configuration_of(path))
     dimensions = len(config["patch_size"])
     names = dataset.get("channel_names") or dataset["modality"]
     channels = len(names)
-    classes, regions = _classes(path, dataset["labels"], dataset.get("regions_class_order"))
+    classes, regions = classes_of(path, dataset["labels"], dataset.get("regions_class_order"))
     norms = _norms(path, plans, config, channels)
     scaled = {item["scheme"] for item in norms} <= {"rescale", "rgb"}
     params = _network(path, config, dimensions) | {
@@ -179,7 +193,7 @@ def _content(path: Path, plans: Mapping[str, Any], dataset: Mapping[str, Any]) -
         "regions": regions,
         "channels": channels,
         "preprocessing": {
-            "model_range": (0.0, 1.0) if scaled else Z_RANGE,
+            "model_range": (0.0, 1.0) if scaled else _raw_range(plans, norms) or Z_RANGE,
             "nnunet": {
                 "reorient": _reoriented(path, plans),
                 "transpose": plans["transpose_forward"],
@@ -233,39 +247,6 @@ def _configuration(path: Path, plans: Mapping[str, Any], name: str) -> dict[str,
     return content
 
 
-def _classes(
-    path: Path, labels: Mapping[str, Any], order: Sequence[int] | None
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return the classes in the order of the network's outputs, and whether they are overlapping regions."""
-    if labels.get("background") != 0:
-        first = " (labels by value are those of nnU-Net v1)" if "0" in labels else ""
-        raise CheckpointError(
-            f"{path}: dataset.json has no label 'background' of the number 0 but "
-            f"{dict(list(labels.items())[:4])}{first}"
-        )
-    parts = {name: value for name, value in labels.items() if name not in ("background", "ignore")}
-    parts = {name: value for name, value in parts.items() if value not in (0, [0])}
-    background = {"value": 0, "name": "background", "color": "#000000"}
-    regions = any(isinstance(value, list) and len(value) > 1 for value in parts.values())
-    if regions:
-        if order is None or len(order) != len(parts):
-            raise CheckpointError(
-                f"{path}: dataset.json has {len(parts)} regions and regions_class_order {order}"
-            )
-        named = list(zip(parts, (int(value) for value in order), strict=True))
-    else:
-        values = {name: int(value[0] if isinstance(value, list) else value) for name, value in parts.items()}
-        named = sorted(values.items(), key=lambda item: item[1])
-        if [value for _, value in named] != list(range(1, len(named) + 1)):
-            raise CheckpointError(f"{path}: labels {sorted(values.values())} are not 1 to {len(named)}")
-    colours = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#fdae6b", "#9ecae1", "#a1d99b", "#bcbddc")
-    foreground = [
-        {"value": value, "name": name, "color": colours[index % len(colours)]}
-        for index, (name, value) in enumerate(named)
-    ]
-    return [background, *foreground], regions
-
-
 def _norms(
     path: Path, plans: Mapping[str, Any], config: Mapping[str, Any], channels: int
 ) -> list[dict[str, Any]]:
@@ -287,6 +268,19 @@ def _norms(
             norm |= {"lower": seen["percentile_00_5"], "upper": seen["percentile_99_5"]}
         result.append(norm)
     return result
+
+
+def _raw_range(plans: Mapping[str, Any], norms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return where intensities lie that no channel normalises, by what the training saw; None if unknown."""
+    name = "foreground_intensity_properties_"
+    seen = plans.get(f"{name}per_channel") or plans.get(f"{name}by_modality") or {}
+    found = [seen.get(str(index), {}) for index in range(len(norms))]
+    if any(norm["scheme"] != "none" for norm in norms) or not all(
+        {"min", "max"} <= set(item) for item in found
+    ):
+        return None
+    low, high = min(0.0, *(float(item["min"]) for item in found)), max(float(item["max"]) for item in found)
+    return (low, high) if high > low else None
 
 
 def _resampling(path: Path, config: Mapping[str, Any], of: str) -> dict[str, Any]:

@@ -28,3 +28,13 @@ def user_path(path: str | Path) -> Path:
             f"full path, or write ./{given} for a file or folder of this name"
         )
     return Path(expanded)
+
+
+def whole_path(path: Path) -> Path:
+    """Return an absolute path without ``.`` and ``..``, whose last part is the name of the file or folder."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def leads_outside(path: Path, folder: Path) -> bool:
+    """Return whether a path in a folder leads out of it, by a link."""
+    return not path.resolve().is_relative_to(folder.resolve())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import zipfile
@@ -20,8 +21,13 @@ from tesla_med.models.checkpoint import fitting, one_state
 
 PROVENANCE = "tesla_med.json"
 COPIED = ("configs", "scripts", "docs")
-_REACHES_OUT = re.compile(r"\b(save|_save\w*|load\w*|from_file)\s*\(|\bops\.(?!prim\b|aten\b)\w+")
-"""Operators of TorchScript that write or read files, and operators from other libraries."""
+_REACHING = re.compile(r"_?save|_?load|from_file|rpc_\w+|\w*PythonOp")
+"""Operators of TorchScript that write or read files, or reach other machines or Python."""
+_TOKEN = re.compile(
+    r"""(?P<text>"(?:[^"\\\n]|\\[nrt"'\\])*"|'(?:[^'\\\n]|\\[nrt"'\\])*')|(?P<word>\w+)|\s+|.""", re.DOTALL
+)
+_LIBRARIES = ("prim", "aten")
+"""Whose operators a script may name."""
 
 
 def load_script(path: Path) -> nn.Module:
@@ -30,8 +36,9 @@ def load_script(path: Path) -> nn.Module:
     A TorchScript is a program of its own: its source lies in the file as text, torch compiles and interprets
     it, and no Python is run, neither by loading nor by calling it. The language knows tensors, numbers and
     containers only. A few of its operators reach beyond them (``save`` writes a file, ``from_file`` reads
-    one), and a class may use them while it is loaded; so the text is searched for them first, and a file that
-    names one is refused.
+    one), and a class may use them while it is loaded. So the text is searched for their names first, in code
+    and in literals, and a file that holds one is refused, as is one that is written in a way that could hide
+    a name. What torch loads is put together from what was searched.
 
     Raises:
         CheckpointError: it is missing, cannot be loaded, or reaches beyond tensors.
@@ -40,21 +47,68 @@ def load_script(path: Path) -> nn.Module:
         raise CheckpointError(f"{path}: this TorchScript is the model's network, and it is not there")
     check_fetched(path, CheckpointError)
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if "/code/" in name and name.endswith(".py")]
-            found = [_REACHES_OUT.search(archive.read(name).decode("utf-8")) for name in names]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        searched = _searched(path)
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: cannot be read as TorchScript: {error}") from None
-    if outside := next((match[0] for match in found if match is not None), None):
-        raise CheckpointError(
-            f"{path}: refused, it uses {outside!r} and could reach files or other libraries"
-        )
     try:
-        network: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        network: nn.Module = torch.jit.load(searched, map_location="cpu")  # type: ignore[no-untyped-call]
     except Exception as error:  # torch raises many kinds on damaged files
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"{path}: cannot be loaded as TorchScript: {reason[0]}") from None
     return network
+
+
+def _searched(path: Path) -> io.BytesIO:
+    """Return an archive of what a TorchScript's archive holds, once all of its code was searched.
+
+    Torch and Python need not find the same in one file: torch takes names in any case, and other places in
+    the file for the same name. So what it gets is written anew.
+    """
+    found, seen = io.BytesIO(), set[str]()
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(found, "w", zipfile.ZIP_STORED) as copy:
+        for name in archive.namelist():
+            if name.casefold() in seen:
+                raise CheckpointError(f"{path}: refused, it holds {name!r} twice")
+            seen.add(name.casefold())
+            content = archive.read(name)
+            outside = reaches_out(content.decode("utf-8")) if _is_code(name) else None
+            if outside is not None:
+                raise CheckpointError(
+                    f"{path}: refused, it uses {outside!r} and could reach files or other libraries"
+                )
+            copy.writestr(name, content)
+    found.seek(0)
+    return found
+
+
+def _is_code(name: str) -> bool:
+    parts = name.casefold().split("/")
+    return parts[-1].endswith(".py") or ("code" in parts[:-1] and not parts[-1].endswith("_pkl"))
+
+
+def reaches_out(code: str) -> str | None:
+    """Return what in TorchScript code could reach beyond tensors, or hide that; None if nothing does.
+
+    Looked for are the words of ``_REACHING``, in code and in literals (``getattr`` takes names as text), and
+    operators of other libraries. Comments, escaped letters and literals beside each other are never written
+    by torch, and could be used to spell such a word.
+    """
+    before: list[str] = []
+    for token in _TOKEN.finditer(code):
+        held = token[0]
+        if held.isspace():
+            continue
+        if held in ("\\", "#", '"', "'") or (token["text"] and before[-1:] == ["text"]):
+            return held
+        words = re.findall(r"\w+", held) if token["text"] else [held]
+        if word := next((word for word in words if _REACHING.fullmatch(word)), None):
+            return word
+        if before[-1:] == ["ops"] and before[-2:-1] != ["."] and held != ".":
+            return "ops"
+        if before[-2:] == ["ops", "."] and before[-3:-2] != ["."] and held not in _LIBRARIES:
+            return f"ops.{held}"
+        before = [*before[-2:], "text" if token["text"] else held]
+    return None
 
 
 def write_bundle(source: Path, target: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
@@ -109,7 +163,7 @@ def _with(path: Path, own: Mapping[str, Tensor]) -> Any:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a bundle that go with its weights."""
+    """Return the files of a bundle, a path without links, that go with its weights; none behind a link."""
     inside = [path for name in COPIED for path in sorted((folder / name).rglob("*"))]
     beside = sorted(folder.glob("LICENSE*"))
-    return [path for path in (*inside, *beside) if path.is_file() and not path.is_symlink()]
+    return [path for path in (*inside, *beside) if path.is_file() and path.resolve() == path]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tesla_med.config.models import ModelConfig, PipelineConfig
-from tesla_med.config.nnunet import CHECKPOINTS, DATASET, PLANS, folds_of, nnunet_folder
+from tesla_med.config.nnunet import CHECKPOINTS, DATASET, PLANS, configuration_of, folds_of, nnunet_folder
+from tesla_med.config.paths import leads_outside, whole_path
 from tesla_med.errors import CheckpointError
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import atomic_path, write_json
@@ -62,7 +63,22 @@ def read_folds(path: Path) -> list[Fold]:
     Raises:
         CheckpointError: no checkpoint, or one that is damaged, would run code, or holds no weights.
     """
-    return [_read(file) for file in fold_files(path)]
+    folds, folder = [_read(file) for file in fold_files(path)], nnunet_folder(path)
+    for fold in folds:
+        _check_configuration(fold, folder)
+    return folds
+
+
+def _check_configuration(fold: Fold, folder: Path | None) -> None:
+    """Raise if a checkpoint is that of another configuration than its folder says: other voxels are seen."""
+    trained = fold.content.get("init_args")
+    name = trained.get("configuration") if isinstance(trained, dict) else None
+    said = None if folder is None or "__" not in folder.name else configuration_of(folder)
+    if isinstance(name, str) and said is not None and name != said:
+        raise CheckpointError(
+            f"{fold.path}: trained as {name!r}, but its folder's name says {said!r}; name the folder as "
+            f"nnU-Net did, ...__{name}"
+        )
 
 
 def fold_files(path: Path) -> list[Path]:
@@ -71,7 +87,7 @@ def fold_files(path: Path) -> list[Path]:
     Raises:
         CheckpointError: there is none.
     """
-    folder = nnunet_folder(path)
+    folder, path = nnunet_folder(path), whole_path(path)
     if path.is_file():
         return [path]
     if folder is None or path.resolve() == folder.resolve():
@@ -156,8 +172,9 @@ def with_weights(pipeline: PipelineConfig, folds: list[Fold]) -> tuple[PipelineC
 def write_folder(source: Path, target: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Write a model folder with other weights, which nnU-Net's own predictor reads.
 
-    Plans and dataset.json are copied, every fold is written as ``checkpoint_final.pth`` under the names of
-    the source, and ``tesla_med.json`` says where the weights come from.
+    Plans and dataset.json are copied, and so are fingerprint and licence unless a link leads out of the
+    folder. Every fold is written as ``checkpoint_final.pth`` under the names of the source, and
+    ``tesla_med.json`` says where the weights come from.
 
     Args:
         source: what the weights were read from: a model folder, a fold or a checkpoint of it.
@@ -182,11 +199,13 @@ def write_folder(source: Path, target: Path, state: Mapping[str, Tensor], about:
         }
         weights = {name: own[our_name(name, value, own)].to(value) for name, value in fold.weights.items()}
         content = fold.content | {WEIGHTS: weights, "optimizer_state": {}, "grad_scaler_state": None}
-        path = new / fold.path.parent.name / CHECKPOINTS[0]
+        inside = fold.path.parent.name if fold.path.parent != folder else "fold_0"
+        path = new / inside / CHECKPOINTS[0]
         with atomic_path(path) as temporary:
             torch.save(content, temporary)
     for name in (PLANS, DATASET, "dataset_fingerprint.json", "LICENSE", "LICENSE.txt"):
-        if (folder / name).is_file():
+        known = name in (PLANS, DATASET) or not leads_outside(folder / name, folder)
+        if (folder / name).is_file() and known:
             with atomic_path(new / name) as temporary:
                 shutil.copyfile(folder / name, temporary)
     write_json(new / PROVENANCE, dict(about))

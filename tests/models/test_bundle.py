@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import nibabel as nib
 import numpy as np
@@ -14,7 +15,7 @@ from tesla_med import adapt_site
 from tesla_med.actions.predict import predict
 from tesla_med.config.resolve import resolve
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
-from tesla_med.models.bundle_files import PROVENANCE, load_script, write_bundle
+from tesla_med.models.bundle_files import PROVENANCE, load_script, reaches_out, write_bundle
 from tesla_med.models.loading import load_model, weights_sha256
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -211,6 +212,20 @@ def test_pickles_are_refused_and_run_nothing(tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
+def test_what_links_lead_to_outside_is_neither_copied_nor_said(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "license.txt").write_text("a secret line", encoding="utf-8")
+    bundle = make_bundle(tmp_path / "b")
+    state = load(bundle).model.state_dict()
+    (bundle / "LICENSE").unlink()
+    (bundle / "LICENSE").symlink_to(outside / "license.txt")
+    (bundle / "docs").symlink_to(outside)
+    new = write_bundle(bundle, tmp_path / "new", state, {})
+    assert sorted(path.name for path in new.iterdir()) == ["configs", "models", PROVENANCE]
+    assert not any("secret" in note for note in load(bundle).notes)
+
+
 @pytest.mark.parametrize("name", ["../out.pt", "models/../../out.pt", "/somewhere/out.pt"])
 def test_weights_outside_of_the_bundle_are_refused(tmp_path, name):
     bundle = make_bundle(tmp_path / "b", config(checkpointloader={"load_path": name}), other=0)
@@ -222,9 +237,66 @@ def test_weights_outside_of_the_bundle_are_refused(tmp_path, name):
 def test_a_torchscript_that_writes_files_is_refused_unread(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.jit.script(Writer()).save("model.ts")
-    with pytest.raises(CheckpointError, match=r"save\("):
+    with pytest.raises(CheckpointError, match="'save'"):
         load_script(tmp_path / "model.ts")
     assert not (tmp_path / "canary").exists()
+
+
+def rewritten(path, rename=lambda name: name, change=lambda code: code, twice=False):
+    """Write a TorchScript again, with other names in its archive or other code."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, held in content.items():
+            code = name.endswith(".py")
+            archive.writestr(rename(name), change(held.decode()).encode() if code else held)
+            if code and twice:
+                archive.writestr(name.upper(), held)
+
+
+def instead(other):
+    """Return what writes other code in place of ``torch.save(``."""
+    return {"change": lambda code: code.replace("torch.save(", other)}
+
+
+DISGUISES = {
+    "another ending": {"rename": lambda name: name.replace(".py", ".PY")},
+    "another folder": {"rename": lambda name: name.replace("/code/", "/CODE/")},
+    "a name that is there twice": instead("torch.relu(") | {"twice": True},
+    "a line that goes on": instead("torch.save\\\n("),
+    "a comment": instead("torch.save # or not\n  ("),
+    "another name": instead("f = torch.save\n    _1 = f("),
+    "text": instead('getattr(torch, "save")('),
+    "text in parts": instead('getattr(torch, "sa" "ve")('),
+    "escaped text": instead('getattr(torch, "sa\\x76e")('),
+    "three quotes": instead('getattr(torch, """sa""" """ve""")('),
+    "another library": instead("ops.image.write_file("),
+    "a library by another name": instead("o = ops\n    o.image.write_file("),
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES.keys())
+def test_a_disguised_torchscript_is_refused_and_writes_nothing(tmp_path, monkeypatch, disguise):
+    monkeypatch.chdir(tmp_path)
+    torch.jit.script(Writer()).save("model.ts")
+    rewritten(tmp_path / "model.ts", **disguise)
+    with pytest.raises(CheckpointError, match="refused"):
+        load_script(tmp_path / "model.ts")
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = self.saved\ny = loader",
+        'a = getattr(self.net, "0")\nb = ("don\'t", "a\\n")',
+        "b = __torch__.torchvision.ops.misc.FrozenBatchNorm2d",
+        "c = ops.prim.data(x)\nd = ops.aten.relu(x)",
+        "e = torch.relu(x, )",
+    ],
+)
+def test_code_as_torch_writes_it_reaches_nothing(code):
+    assert reaches_out(code) is None
 
 
 @pytest.mark.parametrize(

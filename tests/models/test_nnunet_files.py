@@ -7,12 +7,14 @@ import os
 import pickle
 import zipfile
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from nnunet_folder import dataset_of, load, make_folder, pipeline_of, plans_of, write_plans
 
+from tesla_med.config.nnunet import nnunet_notes
 from tesla_med.errors import CheckpointError, TeslaMedError
 from tesla_med.models.nnunet_files import PROVENANCE, read_folds, write_folder
 
@@ -327,3 +329,97 @@ def test_a_pipeline_is_made_without_looking_at_checkpoints(tmp_path):
     folder = make_folder(tmp_path, 2)
     (folder / CHECKPOINT).write_bytes(b"no checkpoint")
     assert pipeline_of(folder).model.name == "nnunet"
+
+
+@pytest.mark.parametrize(
+    ("inside", "given"),
+    [
+        ("", "."),
+        ("", "fold_0"),
+        ("", "./fold_0/../fold_0"),
+        ("", CHECKPOINT),
+        ("fold_0", "."),
+        ("fold_0", ".."),
+        ("fold_0", "checkpoint_final.pth"),
+    ],
+)
+def test_a_path_that_ends_in_no_name_means_what_it_leads_to(tmp_path, monkeypatch, inside, given):
+    def several(plans, dataset):
+        plans["configurations"]["3d_lowres"] = dict(plans["configurations"]["3d_fullres"])
+
+    folder = make_folder(tmp_path / "a", change=several)
+    monkeypatch.chdir(folder / inside)
+    found = load(Path(given))
+    assert found.pipeline.model.params["folds"] == 1
+    new = write_folder(Path(given), tmp_path / "b", found.model.state_dict(), {})
+    assert new == tmp_path / "b" / folder.name
+    assert (new / CHECKPOINT).is_file()
+
+
+def test_a_checkpoint_beside_the_plans_is_written_into_a_fold(tmp_path):
+    folder = make_folder(tmp_path / "a")
+    (folder / CHECKPOINT).rename(folder / "checkpoint_final.pth")
+    path = folder / "checkpoint_final.pth"
+    new = write_folder(path, tmp_path / "b", load(path).model.state_dict(), {})
+    assert (new / CHECKPOINT).is_file()
+    assert load(new).pipeline.model.params["folds"] == 1
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
+    folder = make_folder(tmp_path / "a")
+    init = torch.load(folder / CHECKPOINT, weights_only=False).get("init_args", {})
+    rewrite(folder, init_args=init | {"configuration": "3d_lowres"})
+    with pytest.raises(CheckpointError, match=r"trained as '3d_lowres', but .* '3d_fullres'"):
+        load(folder)
+
+
+def test_a_folder_that_is_no_fold_is_not_taken_for_one(tmp_path):
+    folder = make_folder(tmp_path / "a")
+    (folder / "fold_0").rename(folder / "fold_0_old")
+    with pytest.raises(CheckpointError, match="no fold_k"):
+        load(folder)
+    (folder / "fold_0_old").rename(folder / "fold_all")
+    assert load(folder).pipeline.model.params["folds"] == 1
+
+
+def test_what_links_lead_to_outside_is_neither_copied_nor_said(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret line", encoding="utf-8")
+    folder = make_folder(tmp_path / "a")
+    for name in ("dataset_fingerprint.json", "LICENSE"):
+        (folder / name).symlink_to(secret)
+    found = load(folder)
+    assert not any("secret" in note for note in nnunet_notes(folder))
+    new = write_folder(folder, tmp_path / "b", found.model.state_dict(), {})
+    assert sorted(path.name for path in new.iterdir()) == ["dataset.json", "fold_0", "plans.json", PROVENANCE]
+    (folder / "LICENSE").unlink()
+    (folder / "LICENSE").write_text("MIT", encoding="utf-8")
+    assert any("MIT" in note for note in nnunet_notes(folder))
+
+
+def test_what_is_wrong_in_the_plans_is_said_of_the_plans(tmp_path):
+    def spacing(plans, dataset):
+        plans["configurations"]["3d_fullres"]["spacing"] = [0, 1, 1]
+
+    folder = make_folder(tmp_path / "a")
+    plans, dataset = plans_of(), dataset_of(regions=True)
+    spacing(plans, dataset)
+    write_plans(folder, plans, dataset)
+    with pytest.raises(CheckpointError, match=r"plans\.json: spacing\.0 is 0: "):
+        load(folder)
+    write_plans(folder, plans_of(), dataset | {"regions_class_order": [1, 1]})
+    with pytest.raises(CheckpointError, match="the same value"):
+        load(folder)
+    (folder / "plans.json").write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        load(folder)
+
+
+def test_intensities_that_are_not_normalised_are_seen_in_their_own_range(tmp_path):
+    def raw(plans, dataset):
+        plans["configurations"]["3d_fullres"]["normalization_schemes"] = ["NoNormalization"]
+        for seen in plans["foreground_intensity_properties_per_channel"].values():
+            seen |= {"min": 12.0, "max": 380.0}
+
+    assert load(make_folder(tmp_path / "a", change=raw)).pipeline.preprocessing.model_range == (0.0, 380.0)
+    assert load(make_folder(tmp_path / "b")).pipeline.preprocessing.model_range == (-3.0, 5.0)
