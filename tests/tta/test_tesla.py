@@ -24,7 +24,7 @@ from tesla_med.models.normalisation import (
 from tesla_med.models.unet import UNet
 from tesla_med.tta import METHODS
 from tesla_med.tta._mechanics.parameters import clip_each, relative_size
-from tesla_med.tta._shared.augmented import severity
+from tesla_med.tta._shared.augmented import by_certainty, severity
 from tesla_med.tta._shared.passes import activations
 from tesla_med.tta._shared.teacher import weak_view_thetas
 from tesla_med.tta.base import MethodContext, make_method
@@ -659,20 +659,31 @@ def test_pseudo_labels_are_the_mean_over_weak_views(make_tesla, make_images):
     assert torch.allclose(labels, total / total.sum(dim=1, keepdim=True), atol=1e-4)
 
 
+@pytest.mark.parametrize("power", [0.0, 4.0])
 @pytest.mark.parametrize("views", [["smooth"], ["field", "field_smooth"]])
-def test_corrected_views_count_as_much_as_the_mean_of_the_weak_views(make_tesla, make_images, views):
-    plain, method, images = (
-        make_tesla(weak_views=2),
-        make_tesla(weak_views=2, corrected_views=views),
-        make_images(4),
-    )
+def test_corrected_views_count_by_their_certainty(make_tesla, make_images, views, power):
+    more = {"corrected_views": views, "corrected_certainty": power}
+    plain, method = make_tesla(weak_views=2), make_tesla(weak_views=2, **more)
+    images = make_images(4)
     teacher = batch_mode(copy.deepcopy(method.teacher))
     weak, labels = plain._pseudo_labels(images)[0], method._pseudo_labels(images)[0]
     with torch.no_grad():
-        seen = [teacher(2 * corrected(images, view) - 1).softmax(dim=1) for view in views]
-    assert torch.allclose(labels, torch.stack([weak, *seen]).mean(dim=0), atol=1e-4)
+        seen = [weak, *(teacher(2 * corrected(images, view) - 1).softmax(dim=1) for view in views)]
+    weights = [
+        losses.normalised_entropy(probs).mean(dim=(1, 2))[:, None, None, None] ** -power for probs in seen
+    ]
+    wanted = sum(weight * probs for weight, probs in zip(weights, seen, strict=True)) / sum(weights)
+    assert torch.allclose(labels, wanted, atol=1e-4)
     assert not torch.allclose(labels, weak, atol=1e-3)
+    assert torch.allclose(labels.sum(dim=1), torch.ones(()), atol=1e-5)
     assert method.passes_per_update() == plain.passes_per_update() + len(views)
+
+
+def test_certain_views_of_tiles_and_of_certain_images_count_alike():
+    sure = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    unsure = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    found = by_certainty(torch.stack([sure, unsure]), 4.0)
+    assert torch.allclose(found, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), atol=1e-5)
 
 
 def test_the_student_descends_the_stated_losses(make_tesla, make_images):

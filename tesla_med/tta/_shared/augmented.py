@@ -27,6 +27,9 @@ from tesla_med.tta._shared.passes import NetworkPass
 from tesla_med.tta._shared.teacher import Flip, average_over_views
 from tesla_med.tta.base import TTAMethod
 
+LEAST_ENTROPY = 1e-6
+"""Below it views are equally certain."""
+
 
 class AugmentationParams(Section):
     """Parameters of the views, of the policy that makes them, and of the teacher."""
@@ -46,7 +49,13 @@ class AugmentationParams(Section):
     corrected_views: tuple[Correction, ...] = Field(
         (),
         description="further views of a pseudo-label: slices without noise (smooth), without their receive "
-        "field (field), or both (field_smooth); each counts as much as the mean of the weak views",
+        "field (field), or both (field_smooth); the surer the teacher is of one, the more it counts",
+    )
+    corrected_certainty: float = Field(
+        4.0,
+        ge=0,
+        description="a corrected view, and the mean of the weak ones, counts by the inverse of its mean "
+        "entropy to this power; 0: all alike",
     )
 
     augment: Literal["learned", "randaugment", "autoaugment", "none"] = Field(
@@ -86,6 +95,23 @@ class Averaged(NamedTuple):
     labels: Tensor
     activations: list[Tensor]
     features: Tensor | None
+
+
+def by_certainty(views: Tensor, power: float) -> Tensor:
+    """Return the mean over views, which count by the inverse of their mean entropy to a power.
+
+    Args:
+        views: (V, N, L, *spatial) distributions over L.
+        power: 0 for the plain mean.
+
+    Returns:
+        (N, L, *spatial); each image has weights of its own.
+    """
+    entropy = torch.stack(
+        [losses.normalised_entropy(view).reshape(len(view), -1).mean(dim=1) for view in views]
+    )
+    weights = torch.softmax(-power * entropy.clamp_min(LEAST_ENTROPY).log(), dim=0)
+    return (weights.reshape(*weights.shape, *[1] * (views.dim() - 2)) * views).sum(dim=0)
 
 
 class AugmentedMethod(TTAMethod):
@@ -149,7 +175,7 @@ class AugmentedMethod(TTAMethod):
     def _averaged(self, images: Tensor) -> Averaged:
         """Return the teacher's pseudo-labels, averaged over weak views (Eq. 5), and what it saw.
 
-        With ``corrected_views`` they are the mean of that average and of each of these views.
+        With ``corrected_views`` they are the mean of that average and of these views, by certainty.
         """
         p = self.params
         first_epoch = self.epoch == 0 and p.weak_views_first_epoch is not None
@@ -174,8 +200,8 @@ class AugmentedMethod(TTAMethod):
             flip=p.weak_flip,
         )
         if p.corrected_views:
-            labels = torch.stack([labels, *(look(corrected(images, each)) for each in p.corrected_views)])
-            labels = labels.mean(dim=0)
+            seen_in = [labels, *(look(corrected(images, each)) for each in p.corrected_views)]
+            labels = by_certainty(torch.stack(seen_in), p.corrected_certainty)
         return Averaged(labels, clean.activations, torch.stack(seen).mean(dim=0) if seen else None)
 
     # ------------------------------------------------------------ policy
