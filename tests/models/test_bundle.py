@@ -8,35 +8,31 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from bundles import READ, SIGMOID, STEPS, config, make_bundle, make_image, make_network, metadata, of_monai
+from bundles import (
+    READ,
+    SIGMOID,
+    STEPS,
+    agreement,
+    config,
+    load,
+    make_bundle,
+    make_image,
+    make_network,
+    mask,
+    metadata,
+    of_monai,
+)
 
 from tesla_med import adapt_site
 from tesla_med.actions.predict import predict
-from tesla_med.config.resolve import resolve
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
 from tesla_med.models.bundle_files import PROVENANCE, load_script, write_bundle
-from tesla_med.models.loading import load_model, weights_sha256
+from tesla_med.models.loading import weights_sha256
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = ("reports=[]", "protocols.N-O.tesla.updates_per_case=2")
 REGIONS = metadata(3, ["whole", "core", "rim"])
 SLICES = {"_target_": "SliceInferer", "roi_size": [16, 16], "spatial_dim": 2, "sw_batch_size": 4}
-
-
-def mask(out, kind="masks"):
-    return np.asarray(nib.load(next(iter((out / kind).glob("*.nii.gz")))).dataobj)
-
-
-def agreement(ours, theirs):
-    """Return the share of voxels that agree, and the smallest Dice of a class."""
-    values = set(np.unique(ours)) | set(np.unique(theirs))
-    pairs = [(ours == value, theirs == value) for value in values]
-    return (ours == theirs).mean(), min(2 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs)
-
-
-def load(path, *overrides, trust=False):
-    _, pipeline = resolve(None, None, overrides, path, trust_code=trust)
-    return load_model(path, pipeline)
 
 
 def test_the_mask_is_that_of_monais_own_workflow(shared, tmp_path):
