@@ -96,7 +96,13 @@ class _Reader:
             params |= {"class_name": network["class_name"], "arguments": network["arguments"]}
         if sliding:
             params |= {"code_of_inferer": code}
-        preparing: dict[str, Any] = {"steps": steps or [], "slices": slices}
+        if self.outputs.painting is not None:
+            params["order"] = self.outputs.painting.order
+        preparing: dict[str, Any] = {
+            "steps": steps or [],
+            "slices": slices,
+            "nearest": self.outputs.nearest,
+        }
         if prepared:
             preparing["code"] = code
         return {
