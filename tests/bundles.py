@@ -27,20 +27,22 @@ STEPS = [
 ]
 
 
-def after(*steps: dict[str, Any]) -> dict[str, Any]:
-    """Return a postprocessing with an inverse after the first step."""
+def after(*steps: dict[str, Any], place: int = 1, nearest: bool | None = False) -> dict[str, Any]:
+    """Return a postprocessing with an inverse after the first steps; None leaves its interpolation out."""
     back = {"_target_": "Invertd", "keys": "pred", "transform": "@preprocessing", "orig_keys": "image"}
-    return {"_target_": "Compose", "transforms": [steps[0], back | {"nearest_interp": False}, *steps[1:]]}
+    back |= {} if nearest is None else {"nearest_interp": nearest}
+    return {"_target_": "Compose", "transforms": [*steps[:place], back, *steps[place:]]}
 
 
-SOFTMAX = after(
+SOFTMAX_STEPS = (
     {"_target_": "Activationsd", "keys": "pred", "softmax": True},
     {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
 )
-SIGMOID = after(
+SIGMOID_STEPS = (
     {"_target_": "Activationsd", "keys": "pred", "sigmoid": True},
     {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5},
 )
+SOFTMAX, SIGMOID = after(*SOFTMAX_STEPS), after(*SIGMOID_STEPS)
 
 
 def config(axes: int = 3, outputs: int = 3, **changes: Any) -> dict[str, Any]:
@@ -90,14 +92,14 @@ def metadata(outputs: int = 3, names: Any = None, channels: int = 1) -> dict[str
     }
 
 
-def make_network(content: dict[str, Any]) -> Any:
+def make_network(content: dict[str, Any], seed: int = 3) -> Any:
     """Return MONAI's network of a configuration, its weights far from zero and its norms settled."""
     import torch
     from monai.networks import nets
 
     given = {key: value for key, value in content["network_def"].items() if key != "_target_"}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         network = nets.UNet(**given)
         axes = given["spatial_dims"]
         with torch.no_grad():
@@ -135,8 +137,11 @@ def make_image(path: Path, seed: int = 0, shape: tuple[int, int, int] = (32, 28,
     return path
 
 
-def of_monai(bundle: Path, image: Path) -> Any:
-    """Return the mask that MONAI makes of an image: (C, I, J, K) as its postprocessing leaves it."""
+def of_monai(bundle: Path, image: Path, name: str = "model.pt", key: str = "model") -> Any:
+    """Return the mask that MONAI makes of an image: (C, I, J, K) as its postprocessing leaves it.
+
+    ``name`` and ``key`` are the file of weights and its part that the configuration names.
+    """
     import torch
     from monai.bundle import ConfigParser
     from monai.data import decollate_batch, list_data_collate
@@ -145,10 +150,31 @@ def of_monai(bundle: Path, image: Path) -> Any:
     parser.read_config(str(bundle / "configs" / "inference.json"))
     parser["bundle_root"] = str(bundle)
     network = parser.get_parsed_content("network_def")
-    state = torch.load(bundle / "models" / "model.pt", weights_only=True)
-    network.load_state_dict(state["model"])
+    state = torch.load(bundle / "models" / name, weights_only=True)
+    network.load_state_dict(state[key])
     batch = list_data_collate([parser.get_parsed_content("preprocessing")({"image": str(image)})])
     with torch.no_grad():
         batch["pred"] = parser.get_parsed_content("inferer")(batch["image"], network.eval())
     done = [parser.get_parsed_content("postprocessing")(item) for item in decollate_batch(batch)]
     return np.asarray(done[0]["pred"])
+
+
+def mask(out: Path, kind: str = "masks") -> Any:
+    """Return the first mask of a run."""
+    return np.asarray(nib.load(next(iter((out / kind).glob("*.nii.gz")))).dataobj)
+
+
+def agreement(ours: Any, theirs: Any) -> tuple[float, float]:
+    """Return the share of voxels that agree, and the smallest Dice of a class."""
+    values = set(np.unique(ours)) | set(np.unique(theirs))
+    pairs = [(ours == value, theirs == value) for value in values]
+    return (ours == theirs).mean(), min(2 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs)
+
+
+def load(path: Path, *overrides: str, trust: bool = False) -> Any:
+    """Return the network of a bundle with its pipeline."""
+    from tesla_med.config.resolve import resolve
+    from tesla_med.models.loading import load_model
+
+    _, pipeline = resolve(None, None, overrides, path, trust_code=trust)
+    return load_model(path, pipeline)

@@ -62,9 +62,11 @@ class BundlePreprocessing(Section):
     """From a volume to what the network of a MONAI bundle sees.
 
     ``slices`` is the axis of the prepared image along which a two-dimensional network sees slices. With
-    ``code`` the transforms are those that the bundle in this folder makes when its own code is run.
+    ``nearest`` the way back takes the nearest voxel in place of interpolating. With ``code`` the transforms
+    are those that the bundle in this folder makes when its own code is run.
     """
 
     steps: tuple[BundleStep, ...] = ()
     slices: Annotated[int, Field(ge=0, le=2)] | None = None
+    nearest: bool = False
     code: str | None = None

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tesla_med.config.bundle_checkpoint import UNKNOWN, named_checkpoint
 from tesla_med.config.expressions import NotPlain, threshold, work_out
+from tesla_med.config.paths import whole_path
 from tesla_med.errors import CheckpointError
 
 METADATA = "metadata.json"
@@ -27,9 +29,17 @@ _HINTS = frozenset(("_target_", "_desc_", "_disabled_", "_requires_", "_mode_"))
 _MOVED = re.compile(r"\$?\s*@(\w+(?:(?:::|#)\w+)*)(?:\.to\([^()]*\)|\.cuda\(\)|\.eval\(\))*\s*")
 """A component on a device, as in ``$@network_def.to(@device)``."""
 
+_JOIN = re.compile(r"\bos\.path\.join\(([^()]*)\)")
+
+
+def _joined(found: re.Match[str]) -> str:
+    """Return ``os.path.join(a, b)`` as a sum of texts, which says the same of parts of a path."""
+    return "(" + " + '/' + ".join(found[1].rstrip(" ,").split(",")) + ")"
+
 
 def bundle_folder(path: Path) -> Path | None:
     """Return the bundle that a path means: itself, or that around a file in its ``models/``; else None."""
+    path = whole_path(path)
     inside = path.suffix in SUFFIXES and path.parent.name == "models"
     folder = path.parent.parent if inside else path
     return folder if (folder / "configs" / METADATA).is_file() and _inference(folder) is not None else None
@@ -48,46 +58,85 @@ def config_files(folder: Path) -> tuple[Path, Path]:
 
 
 def weights_of(path: Path) -> Path:
-    """Return the file with the weights that a path means: itself, or the one of a bundle.
+    """Return the file with the weights that a path means: itself, or the one that a bundle loads.
+
+    Where nothing names one that is ``models/model.pt``, and a TorchScript of the same name is taken for a
+    file that is not there.
 
     Raises:
-        CheckpointError: there is none, or it lies outside of the bundle.
+        CheckpointError: there is none, it lies outside of the bundle, or it cannot be read which it is.
     """
     folder = bundle_folder(path)
     if folder is None or path.resolve() != folder.resolve():
         return path
-    usual = folder / "models" / "model.pt"
-    if usual.is_file():
-        return usual
-    named = _named(BundleConfig(folder))
-    if named is not None and named.is_file():
-        return named
-    script = folder / "models" / "model.ts"
-    if script.is_file():
-        return script
+    named = named_checkpoint(BundleConfig(folder))
+    if named.problem is not None:
+        return _only(folder, named.problem)
+    wanted = named.path or folder / "models" / "model.pt"
+    for file in (wanted, wanted.with_suffix(".ts")):
+        if file.is_file():
+            return file
     others = sorted(item.name for item in (folder / "models").glob("*") if item.is_file())
+    by = " that the configuration names" if named.path is not None else ""
+    hint = "; --weights BUNDLE/models/FILE takes another" if any(map(_weights, others)) else ""
     raise CheckpointError(
-        f"{folder}: no models/model.pt" + (f" or {named}" if named else "") + " and no models/model.ts; "
-        f"found: {', '.join(others) or 'nothing'}. ONNX and TensorRT cannot be adapted, and are not read"
+        f"{folder}: no {_inside(wanted, folder)}{by} and no {wanted.stem}.ts; found: "
+        f"{', '.join(others) or 'nothing'}{hint}. ONNX and TensorRT cannot be adapted, and are not read"
     )
 
 
-def _named(config: BundleConfig) -> Path | None:
-    """Return the checkpoint that a configuration names."""
-    for key in ("checkpointloader", "checkpoint_loader", "ckpt_path"):
-        node = config.content.get(key)
-        text = node.get("load_path") if isinstance(node, dict) else node
-        if not isinstance(text, str):
-            continue
-        value = config.plain(text, key)
-        inside = os.path.normpath(config.folder.absolute())
-        target = os.path.normpath(config.folder.absolute() / str(value))
-        if Path(str(value)).is_absolute() or os.path.commonpath([target, inside]) != inside:
-            raise CheckpointError(
-                f"{config.file}: {key} names {str(value)!r}, outside of the bundle; weights must lie in it"
-            )
-        return Path(target)
-    return None
+def weights_notes(path: Path) -> tuple[str, ...]:
+    """Return remarks on the weights of a bundle, where they are not the ones that its configuration names."""
+    folder = bundle_folder(path)
+    if folder is None:
+        return ()
+    given = path.resolve() != folder.resolve()
+    try:
+        named = named_checkpoint(BundleConfig(folder))
+    except CheckpointError as outside:
+        return (f"{outside}; {path.name} was given",)
+    if named.problem is not None:
+        taken = f"{path.name} was given" if given else f"{weights_of(path).name}, the only one, is taken"
+        return (f"the bundle's configuration does not tell its weights: {named.problem}; {taken}",)
+    wanted = named.path or folder / "models" / "model.pt"
+    if given and path.resolve() not in (wanted.resolve(), wanted.with_suffix(".ts").resolve()):
+        return (f"the bundle's configuration names {_inside(wanted, folder)}; {path.name} was given",)
+    return ()
+
+
+def network_key(path: Path) -> str | None:
+    """Return the part of a weights file that is the network's, as the bundle says in which it lies.
+
+    Returns:
+        None where nothing says it; an empty text where it is said in a way that cannot be read.
+    """
+    folder = next((item for item in path.parents[:3] if bundle_folder(item) is not None), None)
+    if folder is None:
+        return None
+    try:
+        return named_checkpoint(BundleConfig(folder)).key
+    except CheckpointError:  # names a file outside, so the one that was given is another
+        return UNKNOWN
+
+
+def _only(folder: Path, problem: str) -> Path:
+    """Return the one file that can hold the weights; a TorchScript counts where there is nothing else."""
+    files = sorted(item for item in (folder / "models").glob("*") if item.is_file() and _weights(item.name))
+    plain = [item for item in files if item.suffix != ".ts"] or files
+    if len(plain) != 1:
+        raise CheckpointError(
+            f"{folder}: which weights its configuration means cannot be read: {problem}; found: "
+            f"{', '.join(item.name for item in files) or 'nothing'}. --weights BUNDLE/models/FILE takes one"
+        )
+    return plain[0]
+
+
+def _weights(name: str) -> bool:
+    return Path(name).suffix in SUFFIXES
+
+
+def _inside(file: Path, folder: Path) -> str:
+    return os.path.relpath(file.absolute(), folder.absolute())
 
 
 class BundleConfig:
@@ -213,7 +262,7 @@ class BundleConfig:
 
     def _value(self, text: str) -> Any:
         if text[:1] == "$":
-            return work_out(text[1:], self._look_up)
+            return work_out(_JOIN.sub(_joined, text[1:]), self._look_up)
         if text[:1] == "@":
             return self._look_up(text[1:].replace("#", "::"))
         if text[:1] == "%":

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tesla_med.config.bundle import READING
 from tesla_med.config.bundle_files import BundleConfig, dictionary_name
+from tesla_med.config.bundle_painting import Painting, painting
 from tesla_med.errors import CheckpointError
 
 COLOURS = ("#e6550d", "#3182bd", "#31a354", "#756bb1", "#fdae6b", "#9ecae1", "#a1d99b", "#bcbddc")
 _SILENT = frozenset(("Activationsd", "Invertd", "AsDiscreted", "SaveImaged", "EnsureTyped", "ToTensord"))
 """Steps of postprocessing that are read, or that change no mask."""
+_EACH_BY_ITSELF = READING | frozenset(
+    ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd", "FillHolesd", "CastToTyped")
+)
+"""Steps that change where regions are, and not what they are called."""
 _HALF = (None, [None], 0.5, [0.5], False, True)
 """Thresholds that mean a half, or none."""
 
@@ -23,11 +29,15 @@ class Outputs:
 
     Attributes:
         notes: remarks on what the bundle does to masks and is not done here.
+        nearest: whether the way back takes the nearest voxel, as MONAI's ``Invertd`` does unless told not to.
+        painting: how overlapping regions become one mask, where the bundle says it.
     """
 
     def __init__(self, config: BundleConfig) -> None:
         self.config = config
         self.notes: list[str] = []
+        self.nearest = False
+        self.painting: Painting | None = None
 
     def of(self, which: str) -> dict[str, Any]:
         """Return what metadata.json says of the image (``inputs``) or of the prediction (``outputs``).
@@ -76,7 +86,8 @@ class Outputs:
         """
         if "postprocessing" not in self.config.content:
             return count == 1
-        steps = list(self._steps())
+        left: list[tuple[str, str, Any]] = []
+        steps = list(self._steps(left))
         names = [name for name, _ in steps]
         made = [values for name, values in steps if name == "Activationsd"]
         drawn = [values for name, values in steps if name == "AsDiscreted"]
@@ -84,7 +95,9 @@ class Outputs:
         argmax = any(item["argmax"] for item in drawn)
         limits = [item["threshold"] for item in drawn if item["threshold"] not in _HALF]
         self.notes += [f"the bundle's threshold of {limit} is not used; a half is" for limit in limits]
-        if "Invertd" in names and "AsDiscreted" in names[: names.index("Invertd")]:
+        back = [values.get("nearest_interp", True) for name, values in steps if name == "Invertd"]
+        self.nearest = any(back)
+        if not self.nearest and "Invertd" in names and "AsDiscreted" in names[: names.index("Invertd")]:
             self.notes.append("the bundle resamples masks; here probabilities are, so edges may differ")
         if not (sigmoid or softmax or argmax or not drawn):
             raise CheckpointError(
@@ -93,33 +106,89 @@ class Outputs:
             )
         overlap = sigmoid and not softmax and not argmax
         if overlap and count > 1:
-            self.notes.append(
-                "the model's outputs are overlapping regions; in the mask each is painted over those before "
-                "it, in the order of its channels (model.params.order and classes change it)"
-            )
+            left = self._painted(left, names, count)
+            if self.painting is None:
+                self.notes.append(
+                    "the model's outputs are overlapping regions; in the mask each is painted over those "
+                    "before it, in the order of its channels, so one that lies inside of a later one is not "
+                    "seen (model.params.order and classes change it)"
+                )
+        self.notes += [
+            f"postprocessing of the bundle that is not done: {name}"
+            if name
+            else f"{where} of the bundle is not understood, and not done"
+            for where, name, _ in left
+        ]
         return count == 1 or overlap
 
-    def _steps(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the steps of postprocessing with what counts of their arguments."""
+    def _painted(
+        self, left: list[tuple[str, str, Any]], names: list[str], count: int
+    ) -> list[tuple[str, str, Any]]:
+        """Read how overlapping regions are painted; return the steps that are not done.
+
+        Raises:
+            CheckpointError: a step may paint them, and cannot be read; another order gives other labels.
+        """
+        kept = []
+        for where, name, given in left:
+            keys = _keys(given.get("keys")) if isinstance(given, dict) else []
+            if name in _EACH_BY_ITSELF or (keys and "pred" not in keys):
+                kept.append((where, name, given))
+                continue
+            found = None
+            if name == "Lambdad" and self.painting is None and isinstance(given, dict):
+                before = names[: names.index("Lambdad")]
+                usual = set(given) <= {"keys", "func", "overwrite", "track_meta", "allow_missing_keys"}
+                plain = keys == ["pred"] and given.get("overwrite", True) is True
+                found = painting(given.get("func"), count) if usual and plain else None
+                found = found if "AsDiscreted" in before else None
+            if found is None:
+                raise CheckpointError(
+                    f"{self.config.file}: {where} ({name or 'not understood'}) may change the labels of "
+                    f"{count} overlapping regions, and only a chain of torch.where(x[[channel]] > 0, value, "
+                    "...) can be read. In a copy of the bundle take the step out: then each region is "
+                    "painted over those before it, and --set model.params.order and classes say in which "
+                    "order"
+                )
+            self.painting = found
+        return kept
+
+    def _steps(self, left: list[tuple[str, str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the steps of postprocessing with what counts of their arguments.
+
+        Those that are not done are added to ``left``: key, name, and arguments as they are written.
+        """
         config = self.config
         for index, node in enumerate(config.transforms("postprocessing")):
             where = f"postprocessing::transforms::{index}"
             try:
                 found = config.component(node, where)
             except CheckpointError:
-                self.notes.append(f"{where} of the bundle is not understood, and not done")
+                left.append((where, "", None))
                 continue
             if found is None:
                 continue
             name, given = dictionary_name(found[0]), found[1]
             if name not in _SILENT:
-                self.notes.append(f"postprocessing of the bundle that is not done: {name}")
+                left.append((where, name, given))
             if name == "Activationsd" and given.get("other") is not None:
                 raise config.refused(f"{where}::other", given["other"], "expected softmax or sigmoid")
-            wanted = {"Activationsd": ("sigmoid", "softmax"), "AsDiscreted": ("argmax", "threshold")}
+            keys = _keys(given.get("keys"))
+            if name == "Invertd" and keys and "pred" not in keys:
+                continue
+            wanted = {
+                "Activationsd": ("sigmoid", "softmax"),
+                "AsDiscreted": ("argmax", "threshold"),
+                "Invertd": ("nearest_interp",) if "nearest_interp" in given else (),
+            }
             read = {key: config.plain(given.get(key), f"{where}::{key}") for key in wanted.get(name, ())}
             single = {key: value for key, value in read.items() if not isinstance(value, list)}
-            first = {key: next(iter(value), None) for key, value in read.items() if isinstance(value, list)}
+            mine = keys.index("pred") if "pred" in keys else 0
+            first = {
+                key: next(iter(value[mine:] or value), None)
+                for key, value in read.items()
+                if isinstance(value, list)
+            }
             yield name, single | first
 
     def classes(self, said: Mapping[str, Any], count: int, regions: bool) -> list[dict[str, Any]]:
@@ -144,7 +213,17 @@ class Outputs:
         first, rest = ("background", names) if regions else (names[0], names[1:])
         if not rest:
             raise CheckpointError(f"{self.config.folder}: one class is nothing to segment")
-        return [{"value": 0, "name": first, "color": "#000000"}] + [
+        every = [
             {"value": index + 1, "name": name, "color": COLOURS[index % len(COLOURS)]}
             for index, name in enumerate(rest)
         ]
+        if self.painting is not None:
+            pairs = zip(self.painting.order, self.painting.values, strict=True)
+            every = [every[channel] | {"value": value} for channel, value in pairs]
+        return [{"value": 0, "name": first, "color": "#000000"}, *every]
+
+
+def _keys(node: Any) -> list[str]:
+    """Return the keys that a step changes; none where they are not plain."""
+    every = node if isinstance(node, list) else [node]
+    return every if all(isinstance(item, str) and item[:1] not in ("@", "$", "%") for item in every) else []

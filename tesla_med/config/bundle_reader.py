@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config import bundle as lists
-from tesla_med.config.bundle_files import BundleConfig, bundle_folder, dictionary_name, weights_of
+from tesla_med.config.bundle_files import (
+    BundleConfig,
+    bundle_folder,
+    dictionary_name,
+    weights_notes,
+    weights_of,
+)
 from tesla_med.config.bundle_outputs import Outputs
 from tesla_med.config.licences import terms_of
 from tesla_med.errors import CheckpointError
@@ -47,6 +53,7 @@ def bundle_notes(path: Path) -> tuple[str, ...]:
     reader.content()
     config = reader.config
     return (
+        *weights_notes(path),
         *reader.outputs.notes,
         *terms_of(config.folder, config.metadata, {"copyright": "copyright"}, "bundle"),
     )
@@ -89,7 +96,13 @@ class _Reader:
             params |= {"class_name": network["class_name"], "arguments": network["arguments"]}
         if sliding:
             params |= {"code_of_inferer": code}
-        preparing: dict[str, Any] = {"steps": steps or [], "slices": slices}
+        if self.outputs.painting is not None:
+            params["order"] = self.outputs.painting.order
+        preparing: dict[str, Any] = {
+            "steps": steps or [],
+            "slices": slices,
+            "nearest": self.outputs.nearest,
+        }
         if prepared:
             preparing["code"] = code
         return {

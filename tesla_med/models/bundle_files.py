@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.config.bundle_files import bundle_folder, weights_of
+from tesla_med.config.paths import whole_path
 from tesla_med.errors import CheckpointError
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.files import atomic_path, write_json
@@ -133,17 +134,17 @@ def write_bundle(source: Path, target: Path, state: Mapping[str, Tensor], about:
     """
     folder = bundle_folder(source)
     assert folder is not None  # noqa: S101 - it was read from there
-    folder = folder.resolve()
-    weights = weights_of(source if source.is_file() else folder)
+    weights = whole_path(weights_of(source if source.is_file() else folder))
     own = {name.removeprefix("network."): value.detach().to("cpu") for name, value in state.items()}
     new = target / folder.name
-    with atomic_path(new / "models" / weights.name) as temporary:
+    with atomic_path(new / weights.relative_to(folder)) as temporary:
         if weights.suffix == ".ts":
             script = load_script(weights)
             script.load_state_dict(own)
             torch.jit.save(script, str(temporary))
         else:
             torch.save(_with(weights, own), temporary)
+    folder = folder.resolve()
     for path in _files(folder):
         with atomic_path(new / path.relative_to(folder)) as temporary:
             shutil.copyfile(path, temporary)

@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tesla_med import __version__
+from tesla_med.config.bundle_checkpoint import UNKNOWN
+from tesla_med.config.bundle_files import network_key
 from tesla_med.config.models import LabelClass, ModelConfig, PipelineConfig, Preprocessing
 from tesla_med.errors import CheckpointError
 from tesla_med.io.fetched import check_fetched
@@ -204,10 +206,23 @@ def _read(path: Path) -> Any:
 def one_state(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the state dict in the content of a file, the very one that is in it.
 
+    Of a MONAI bundle it is the one that its checkpoint loader puts into the network.
+
     Raises:
-        CheckpointError: there is none, or several and none has a name of ``WRAPPERS``.
+        CheckpointError: there is none, or several and none has a name of ``WRAPPERS``, or that which the
+            bundle names.
     """
     found = dict(_state_dicts(content))
+    key = network_key(path)
+    if key is not None and isinstance(content, dict):
+        named = [] if key == UNKNOWN or key not in content else list(_state_dicts(content[key], key))
+        found = dict(named) if len(named) == 1 else found
+        if len(found) > 1:
+            which = f"{key!r}, which is not one" if key else "one, but not in a way that can be read"
+            raise CheckpointError(
+                f"{path}: holds {len(found)} state dicts ({_some(list(found))}), and load_dict of the "
+                f"bundle's configuration names {which}; save the network's state_dict() alone"
+            )
     usual = [found[name] for name in WRAPPERS if name in found]
     if len(found) != 1 and not usual:
         where = f"{len(found)} of them: {_some(list(found))}" if found else _content(content)

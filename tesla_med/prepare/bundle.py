@@ -36,10 +36,12 @@ class BundleCase(PreparedCase):
     Attributes:
         slices: the axis of the prepared volume along which slices lie; None for volumes.
         regions: whether the classes come from overlapping regions.
+        nearest: whether the way back takes the nearest voxel in place of interpolating.
     """
 
     slices: int | None = None
     regions: bool = False
+    nearest: bool = False
 
     def restore(self, probs: torch.Tensor) -> npt.NDArray[np.float32]:
         """Bring class probabilities back to the native grid.
@@ -56,6 +58,7 @@ class BundleCase(PreparedCase):
         """
         import torch
         from monai.data import MetaTensor
+        from monai.transforms.utils import convert_applied_interp_mode
 
         from tesla_med.losses import exclusive, overlapping
 
@@ -63,11 +66,10 @@ class BundleCase(PreparedCase):
         if self.regions:
             probs = overlapping(probs.clamp_min(torch.finfo(torch.float32).tiny).log()).sigmoid()
         whole = probs[0] if self.slices is None else probs.movedim(0, 1 + self.slices)
-        traced = MetaTensor(
-            whole.contiguous(),
-            affine=self._traced.affine,
-            applied_operations=deepcopy(self._traced.applied_operations),  # undoing takes from it
-        )
+        operations = deepcopy(self._traced.applied_operations)  # undoing takes from it
+        if self.nearest:
+            operations = convert_applied_interp_mode(operations, mode="nearest", align_corners=None)
+        traced = MetaTensor(whole.contiguous(), affine=self._traced.affine, applied_operations=operations)
         native = self._transform.inverse({"image": traced})["image"].as_tensor().float()
         if tuple(native.shape[1:]) != self._shape:
             raise GeometryError(f"undoing gave shape {tuple(native.shape[1:])} instead of {self._shape}")
@@ -170,6 +172,7 @@ class BundlePreprocessor:
             num_classes=self.num_classes,
             slices=axis,
             regions=self.regions,
+            nearest=self.config.nearest,
         )
         return replace(case, _transform=transform, _traced=traced, _shape=volume.shape)
 

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import json
 import zipfile
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from bundles import READ, SIGMOID, STEPS, config, make_bundle, make_image, make_network, metadata, of_monai
+from bundles import (
+    READ,
+    SIGMOID,
+    STEPS,
+    agreement,
+    config,
+    load,
+    make_bundle,
+    make_image,
+    make_network,
+    mask,
+    metadata,
+    of_monai,
+)
 
 from tesla_med import adapt_site
 from tesla_med.actions.predict import predict
-from tesla_med.config.resolve import resolve
 from tesla_med.errors import AdaptationError, CheckpointError, ConfigError
 from tesla_med.models.bundle_files import PROVENANCE, load_script, reaches_out, write_bundle
-from tesla_med.models.loading import load_model, weights_sha256
+from tesla_med.models.loading import weights_sha256
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = ("reports=[]", "protocols.N-O.tesla.updates_per_case=2")
 REGIONS = metadata(3, ["whole", "core", "rim"])
 SLICES = {"_target_": "SliceInferer", "roi_size": [16, 16], "spatial_dim": 2, "sw_batch_size": 4}
-
-
-def mask(out, kind="masks"):
-    return np.asarray(nib.load(next(iter((out / kind).glob("*.nii.gz")))).dataobj)
-
-
-def agreement(ours, theirs):
-    """Return the share of voxels that agree, and the smallest Dice of a class."""
-    values = set(np.unique(ours)) | set(np.unique(theirs))
-    pairs = [(ours == value, theirs == value) for value in values]
-    return (ours == theirs).mean(), min(2 * (a & b).sum() / (a.sum() + b.sum()) for a, b in pairs)
-
-
-def load(path, *overrides, trust=False):
-    _, pipeline = resolve(None, None, overrides, path, trust_code=trust)
-    return load_model(path, pipeline)
 
 
 def test_the_mask_is_that_of_monais_own_workflow(shared, tmp_path):
@@ -210,6 +207,24 @@ def test_pickles_are_refused_and_run_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="could run code"):
         load(bundle)
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(("inside", "given"), [(".", "."), ("models", ".."), ("models", "model.pt")])
+def test_a_path_that_ends_in_no_name_means_what_it_leads_to(tmp_path, monkeypatch, inside, given):
+    bundle = make_bundle(tmp_path / "b")
+    monkeypatch.chdir(bundle / inside)
+    state = load(Path(given)).model.state_dict()
+    assert write_bundle(Path(given), tmp_path / "new", state, {}) == tmp_path / "new" / "b"
+    assert (tmp_path / "new" / "b" / "models" / "model.pt").is_file()
+
+
+def test_weights_in_a_folder_of_models_are_written_where_the_configuration_looks(tmp_path):
+    named = config(checkpointloader={"_target_": "CheckpointLoader", "load_path": "models/best/model.pt"})
+    bundle = make_bundle(tmp_path / "b", named, other=0)
+    (bundle / "models" / "best").mkdir()
+    torch.save(make_network(named).state_dict(), bundle / "models" / "best" / "model.pt")
+    new = write_bundle(bundle, tmp_path / "new", load(bundle).model.state_dict(), {})
+    assert load(new).model.state_dict().keys() == load(bundle).model.state_dict().keys()
 
 
 def test_what_links_lead_to_outside_is_neither_copied_nor_said(tmp_path):
