@@ -12,7 +12,7 @@ SWITCHED_OFF = """
     learning_rate policy_learning_rate magnitude_learning_rate weight_decay loss_scale reliability
     marginal_weight distillation_weight severity_weight contrast_weight diversity_weight pseudo_label_weight
     mean_weight covariance_weight class_weight global_weight alignment_weight entropy_weight norm_weight
-    nuclear_weight memory replay
+    nuclear_weight memory replay corrected_certainty
 """
 COUNTS = """
     batch_slices updates_per_case epochs max_slices views weak_views weak_views_first_epoch predict_views
