@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,12 +28,11 @@ import numpy as np
 import torch
 from nnunet_speed import NAME, plans
 from torch import Tensor
+from your_own_model import write_rows
 
 from tesla_med.adapt import adapt_site
 from tesla_med.config.nnunet import read_model
 from tesla_med.demo.volumes import ScannerSettings, make_case, preset
-from tesla_med.models.base import default_device, device_name
-from tesla_med.models.checkpoint import versions
 from tesla_med.models.nnunet import Nnunet, NnunetParams
 
 SIDE, SLICES, TRAINED_ON, STEPS, BATCH = 64, 14, 14, 400, 2
@@ -252,10 +250,7 @@ def main() -> None:
     if rows:
         print(table(rows))
     if options.out:
-        command = " ".join(["python", "benchmarks/nnunet_generated.py", *sys.argv[1:]])
-        device = device_name(default_device(options.device))
-        content = {"command": command, "versions": versions(), "device": device, "rows": rows}
-        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_rows(options.out, Path(__file__).name, rows, options.device)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write_rows(path: Path, program: str, rows: list[dict[str, Any]], device: str) -> None:
+    """Write what a program of this folder measured, with the command line and the versions."""
+    command = " ".join(["python", f"benchmarks/{program}", *sys.argv[1:]])
+    name = device_name(default_device(device))
+    content = {"command": command, "versions": versions(), "device": name, "rows": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Parse the command line, measure, print, write the JSON."""
     parser = argparse.ArgumentParser(
@@ -159,10 +167,7 @@ def main() -> None:
         rows = measure(options, Path(name))
     print(table(rows))
     if options.out:
-        command = " ".join(["python", "benchmarks/your_own_model.py", *sys.argv[1:]])
-        device = device_name(default_device(options.device))
-        content = {"command": command, "versions": versions(), "device": device, "rows": rows}
-        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_rows(options.out, Path(__file__).name, rows, options.device)
 
 
 if __name__ == "__main__":
