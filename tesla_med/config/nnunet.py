@@ -128,9 +128,19 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def nnunet_notes(path: Path) -> tuple[str, ...]:
-    """Return remarks on a model folder: the licence and the reference that came with it."""
+    """Return remarks on a model folder: licence and reference, and channels that views do not show whole."""
     keys = {"licence": "licence", "license": "licence", "reference": "reference"}
-    return tuple(terms_of(path, _json(path / DATASET), keys, "folder"))
+    preprocessing = read_model(path)["preprocessing"]
+    norms = preprocessing["nnunet"]["channels"]
+    raw = [str(index) for index, norm in enumerate(norms) if norm["scheme"] == "none"]
+    found = [*terms_of(path, _json(path / DATASET), keys, "folder")]
+    if raw and preprocessing["model_range"] == Z_RANGE:
+        low, high = Z_RANGE
+        found.append(
+            f"channel {' and '.join(raw)} of the images is not normalised: predictions see it as it is, but "
+            f"augmented views while adapting hold no values below {low:g} or above {high:g}"
+        )
+    return tuple(found)
 
 
 def folds_of(path: Path) -> list[Path]:

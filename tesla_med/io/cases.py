@@ -13,7 +13,7 @@ from tesla_med.config.paths import user_path
 from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
 from tesla_med.io.fetched import check_fetched
-from tesla_med.io.matching import FURTHER_CHANNEL, MASK_BY_NAME, READABLE, Matcher
+from tesla_med.io.matching import FURTHER_CHANNEL, MASK_BY_NAME, NO_CHANNEL, READABLE, Matcher
 from tesla_med.io.names import fold, natural
 from tesla_med.io.patterns import Match
 from tesla_med.io.series import choose_series
@@ -119,13 +119,14 @@ def _elsewhere(folder: Path, own: frozenset[str], other_sites: Sequence[SiteConf
 
 
 def _left_out(skipped: Sequence[Skipped]) -> Iterator[str]:
-    """Yield a remark on images that were taken for masks by their names, and on lone further channels."""
+    """Yield a remark on images taken for masks by their names, and on channels that are not used."""
     reasons = {
         MASK_BY_NAME: (
             "left out as the mask of another image",
             "to use them as images, name these by --set site.files.image=PATTERN",
         ),
         FURTHER_CHANNEL: (FURTHER_CHANNEL, "its case is left out"),
+        NO_CHANNEL: (NO_CHANNEL, "it is not used; is it the right model?"),
     }
     for reason, (what, then) in reasons.items():
         files = sorted(path for path, why in skipped if why == reason)

@@ -22,7 +22,9 @@ from tesla_med.types import Case
 READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
 REGION = -1
 MASK_BY_NAME = "the mask of another image, by its name"
+NO_PATTERN = "matches no image pattern of the site"
 FURTHER_CHANNEL = "a further channel without the first"
+NO_CHANNEL = "a further channel than the model takes"
 MOST_CHANNELS = 5
 """More images whose names differ in the last four digits alone are not taken for channels of one."""
 _Others = dict[tuple[int, Match], list[Path]]
@@ -167,7 +169,7 @@ class Matcher:
                     skipped.append((path, "in the folder of masks, but matches no pattern of a mask"))
             elif (found := self.image(path)) is None:
                 if path not in taken:
-                    skipped.append((path, "matches no image pattern of the site"))
+                    skipped.append((path, NO_CHANNEL if self._beyond(path, files) else NO_PATTERN))
             else:
                 pattern, match = found
                 name = pattern.name(path.relative_to(self.folder))
@@ -185,6 +187,11 @@ class Matcher:
             if path not in used
         ]
         return cases
+
+    def _beyond(self, path: Path, files: Sequence[Path]) -> bool:
+        """Return whether a file that no pattern matches is named as a channel of an image of several."""
+        name, first = stem(path), _first_channel(stem(path))
+        return bool(self.channels and first) and path.with_name(path.name.replace(name, first, 1)) in files
 
     # ------------------------------------------------------------ what looks wrong
 

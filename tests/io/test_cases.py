@@ -298,6 +298,22 @@ def test_further_channels_that_would_be_cases_or_miss_their_first_are_remarked_o
     )
 
 
+def test_a_channel_that_the_model_does_not_take_is_remarked_on(tmp_path: Path) -> None:
+    fill(tmp_path, "P1_0000.nii.gz", "P1_0001.nii.gz", "P1_0002.nii.gz", "P3_0002.nii.gz")
+    both = site("any", "", files={"image": ["*_0000.nii.gz", "*_0001.nii.gz"]})
+    cases = find_cases(tmp_path, both, channels=2)
+    assert found(cases) == ["P1_0000"]
+    assert reasons(cases) == {
+        "P1_0002.nii.gz": "a further channel than the model takes",
+        "P3_0002.nii.gz": "matches no image pattern of the site",  # there is no P3_0000
+    }
+    (text,) = cases.remarks
+    assert text == (
+        f"1 file is a further channel than the model takes, such as {tmp_path / 'P1_0002.nii.gz'}; "
+        "it is not used; is it the right model?"
+    )
+
+
 def test_a_folder_called_after_another_site_is_remarked_on(tmp_path: Path, caplog) -> None:
     fill(tmp_path, "BIDMC/Case01.nii.gz", "other/Case01.nii.gz")
     others = [site("E", "BIDMC")]

@@ -421,5 +421,20 @@ def test_intensities_that_are_not_normalised_are_seen_in_their_own_range(tmp_pat
         for seen in plans["foreground_intensity_properties_per_channel"].values():
             seen |= {"min": 12.0, "max": 380.0}
 
-    assert load(make_folder(tmp_path / "a", change=raw)).pipeline.preprocessing.model_range == (0.0, 380.0)
-    assert load(make_folder(tmp_path / "b")).pipeline.preprocessing.model_range == (-3.0, 5.0)
+    found = load(make_folder(tmp_path / "a", change=raw))
+    assert found.pipeline.preprocessing.model_range == (0.0, 380.0)
+    assert not any("not normalised" in note for note in found.notes)
+    found = load(make_folder(tmp_path / "b"))
+    assert found.pipeline.preprocessing.model_range == (-3.0, 5.0)
+    assert not any("not normalised" in note for note in found.notes)
+
+
+def test_a_channel_that_is_not_normalised_beside_others_that_are_is_remarked_on(tmp_path):
+    def mixed(plans, dataset):
+        config = plans["configurations"]["3d_fullres"]
+        config["normalization_schemes"] = ["ZScoreNormalization", "NoNormalization"]
+        config["use_mask_for_norm"] = [False, False]
+        dataset["channel_names"] = {"0": "T2", "1": "ADC"}
+
+    notes = nnunet_notes(make_folder(tmp_path / "a", change=mixed))
+    assert any(note.startswith("channel 1 of the images is not normalised") for note in notes)
