@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tesla_med.actions.usage import Peak, highest, resident
+from tesla_med.actions.usage import Peak, highest, release, resident
 from tesla_med.engine.guard import MAX_SLICES
 from tesla_med.engine.memory import free_device_memory
 from tesla_med.engine.signals import ZOOMS
@@ -37,6 +37,8 @@ LONG_SECONDS = 300.0
 """Of a run that will be longer it is said what would be faster."""
 LATER_BYTES = 280 << 20
 """Libraries for scores, figures and reports, loaded when they are needed, and what allocators hold back."""
+REPORT_BYTES = 60 << 20
+"""The libraries among these that measuring has not loaded."""
 START_SECONDS = 3.0
 """Loading these libraries, and making the reports."""
 VOXEL_SECONDS = 1e-6
@@ -243,11 +245,13 @@ class _Meter:
         seconds = START_SECONDS + units * (learn + rest)
         cuda = self.plan.device.type == "cuda"
         held, copies, work = self._held(units), self._copies(), self._work()
-        host = resident() + held if cuda else base + held + copies + work
+        release()
+        libraries = max(base + LATER_BYTES, resident() - copies + REPORT_BYTES)
+        host = resident() + LATER_BYTES + held if cuda else libraries + held + copies + work
         return Forecast(
             seconds,
             learn + rest,
-            max(host + LATER_BYTES, highest()) / 2**20,
+            max(host, highest()) / 2**20,
             (copies + work) / 2**20 if cuda else None,
             self._faster(learn, rest) if seconds > LONG_SECONDS else (),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 import threading
 from pathlib import Path
@@ -35,6 +37,18 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
+def release() -> None:
+    """Give memory that nobody uses any more back to the system, where its allocator can be told to (glibc).
+
+    What an allocator keeps is used again by what comes next, which then seems to need nothing.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
+
+
 class Peak:
     """Notes by how much memory grows while a block runs: of the process, on a GPU that of tensors.
 
@@ -50,6 +64,7 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
             return self
+        release()
         self._before = resident()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
         self._thread.start()

@@ -204,7 +204,8 @@ def nuclear_norm(probs: Tensor, weight: Tensor | None = None) -> Tensor:
     window = [min(POOLING, side) for side in slices.shape[2:]]
     pooled = functional.max_pool2d(slices, window)
     matrices = pooled.flatten(2).float()
-    return (_polar(matrices.detach()) * matrices).sum(dim=(1, 2)).mean()
+    norms: Tensor = (_polar(matrices.detach()) * matrices).sum(dim=(1, 2))
+    return norms.mean()
 
 
 def _polar(matrices: Tensor) -> Tensor:
@@ -217,7 +218,8 @@ def _polar(matrices: Tensor) -> Tensor:
     squares, basis = torch.linalg.eigh(rows @ rows.mT)
     known = squares > _RANK * squares[:, -1:]
     inverse = torch.where(known, squares.clamp_min(torch.finfo(squares.dtype).tiny).rsqrt(), 0.0)
-    return (((basis * inverse[:, None]) @ basis.mT) @ rows).to(matrices)
+    found: Tensor = ((basis * inverse[:, None]) @ basis.mT) @ rows
+    return found.to(matrices)
 
 
 @contextmanager
