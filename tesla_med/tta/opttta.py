@@ -120,11 +120,10 @@ class OptTTA(TTAMethod):
         candidates = self.kept or tuple(range(len(self.policies)))
         steps = p.later_steps if self.kept else p.first_steps
         bright = bright_slices(images)
-        found = torch.stack([self._learn(index, images, bright, steps) for index in candidates])
+        found = torch.stack([self.learn(index, images, bright, steps) for index in candidates])
         if not self.kept:
-            order = torch.argsort(found[:, 0], stable=True)[: p.keep].tolist()
-            self.kept = tuple(candidates[index] for index in order)
-            found = found[order]
+            self.choose(found)
+            found = found[list(self.kept)]
         self.steps += steps * len(candidates)
         total, entropy, distance, norm = found.mean(dim=0)
         return {
@@ -134,7 +133,11 @@ class OptTTA(TTAMethod):
             "loss/nuclear_norm": norm,
         }
 
-    def _learn(self, index: int, images: Tensor, bright: Tensor, steps: int) -> Tensor:
+    def choose(self, found: Tensor) -> None:
+        """Keep the sub-policies with the smallest totals, by what :meth:`learn` returned of all, (P, 4)."""
+        self.kept = tuple(torch.argsort(found[:, 0], stable=True)[: self.params.keep].tolist())
+
+    def learn(self, index: int, images: Tensor, bright: Tensor, steps: int) -> Tensor:
         """Take steps on one sub-policy and return its mean losses over the last tenth of them.
 
         Args:

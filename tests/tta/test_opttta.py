@@ -367,7 +367,7 @@ def test_steps_draw_no_slice_of_background(make_opttta, make_images, monkeypatch
         return torch.zeros(4, requires_grad=True)
 
     monkeypatch.setattr(method, "_objective", objective)
-    method._learn(0, images, bright_slices(images), 20)
+    method.learn(0, images, bright_slices(images), 20)
     numbers = (torch.cat(seen)[:, 0, 0, 0] * 10).round().long()
     assert numbers.unique().tolist() == [1, 2, 3, 4]
 
@@ -390,7 +390,7 @@ def test_the_first_volume_tries_all_and_keeps_the_best(make_opttta, make_images,
         asked.append((index, len(seen), steps))
         return torch.tensor([float((index * 8) % 21), 0.0, 0.0, 0.0])
 
-    monkeypatch.setattr(method, "_learn", learn)
+    monkeypatch.setattr(method, "learn", learn)
     scalars = method.adapt(images)
     assert asked == [(index, 5, 2) for index in range(21)]
     assert method.kept == (0, 8, 16)  # losses 0, 1, 2
@@ -443,7 +443,7 @@ def test_the_search_moves_a_volume_towards_the_source(make_opttta, make_network,
     before, steps, objective = loss(), [], method._objective
     with monkeypatch.context() as patch:
         patch.setattr(method, "_objective", lambda *args: steps.append(objective(*args)) or steps[-1])
-        last = method._learn(index, dark, torch.arange(6), 60)
+        last = method.learn(index, dark, torch.arange(6), 60)
     assert loss() < 0.5 * before
     assert torch.allclose(last, torch.stack(steps[-6:]).mean(dim=0))  # of the last tenth
     assert float(last[0]) < 0.5 * before
@@ -456,7 +456,7 @@ def test_a_step_has_the_gradient_of_its_own_slices(make_opttta, make_images, mon
     sigma = method.policies[index].sigma
     monkeypatch.setattr(method, "_objective", lambda *_: torch.stack([2 * sigma] * 4))
     method._optimizers[index].register_step_pre_hook(lambda *_: seen.append(float(sigma.grad)))
-    method._learn(index, make_images(3), torch.arange(3), 3)
+    method.learn(index, make_images(3), torch.arange(3), 3)
     assert seen == [2.0, 2.0, 2.0]
 
 
@@ -467,7 +467,7 @@ def test_a_sub_policy_is_judged_by_the_last_tenth_of_its_steps(
     method, count = make_opttta(), itertools.count()
     sigma = method.policies[0].sigma
     monkeypatch.setattr(method, "_objective", lambda *_: 0 * sigma + torch.full((4,), float(next(count))))
-    found = method._learn(0, make_images(3), torch.arange(3), steps)
+    found = method.learn(0, make_images(3), torch.arange(3), steps)
     assert found.tolist() == pytest.approx([steps - (last + 1) / 2] * 4)
 
 
@@ -506,7 +506,7 @@ def test_gradients_are_clipped(make_opttta, make_images, monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
     for most in (0.5, None):
         method = make_opttta(clip_norm=most)
-        method._learn(0, make_images(3), torch.arange(3), 2)
+        method.learn(0, make_images(3), torch.arange(3), 2)
     assert seen == [0.5, 0.5]
 
 
@@ -542,7 +542,7 @@ def test_slices_of_a_step(batch, limit, want, make_opttta, make_images):
     method = make_opttta(batch_slices=batch)
     method.use_less_memory(limit)
     calls = Calls(method.model)
-    method._learn(0, make_images(6), torch.arange(6), 3)
+    method.learn(0, make_images(6), torch.arange(6), 3)
     assert calls.sizes == [want] * 3
 
 
