@@ -94,10 +94,12 @@ def cases(
     told = device, options.seed, pipeline.preprocessing.model_range, options.precision, 32
     source = make_method("source", loaded.model, {}, MethodContext(*told))
     chooser = Chooser(pipeline.scaling, source) if pipeline.scaling else None
-    rows = []
+    read = zip(reader.refs, ahead(reader.refs, reader, 2), strict=True)
+    units = [unit if chooser is None else chooser(unit) for _, unit in read]
     for label, arm in ARMS.items():
         given = load_pipeline(task + arm.of, common).method_params(arm.method, "N-O")
         for updates in points(arm):
+            free_device_memory()  # of the point before, whose graphs hold gigabytes
             params = {**given, **(BUDGET | {"updates_per_case": updates} if arm.learns else {})}
             method = make_method(arm.method, loaded.model, params | dict(arm.changes), MethodContext(*told))
             driver = Driver(method, "N-O", "case", largest=pipeline.keep_largest)
@@ -107,17 +109,15 @@ def cases(
             predictor = zoo.Watched(source, method, driver, guard, **about)
             if arm.guarded:
                 predictor.watch()
-            rows.append((label, updates, predictor))
-    for ref, read in zip(reader.refs, ahead(reader.refs, reader, 2), strict=True):
-        unit = read if chooser is None else chooser(read)
-        truth, slices = reader.at_model[ref.name], unit.images.shape[0]
-        choice = 0.0 if chooser is None else chooser.passes(slices)
-        for label, updates, predictor in rows:
-            row = {"model": name, "seed": options.seed, "site": site, "case": ref.name, "arm": label}
-            row["updates"] = updates
-            row["passes"] = (predictor.passes(slices) + choice) / slices
-            row["passes"] += predictor.method.learning_passes(slices) / slices
-            yield row | scored(truth, unit, predictor, pipeline)
+            for unit in units:
+                truth, slices = reader.at_model[unit.ref.name], unit.images.shape[0]
+                choice = 0.0 if chooser is None else chooser.passes(slices)
+                row = {"model": name, "seed": options.seed, "site": site, "case": unit.ref.name}
+                row |= {"arm": label, "updates": updates}
+                row["passes"] = (predictor.passes(slices) + choice) / slices
+                row["passes"] += method.learning_passes(slices) / slices
+                yield row | scored(truth, unit, predictor, pipeline)
+            del method, driver, predictor
 
 
 def scored(truth: np.ndarray, unit: Unit, predictor: zoo.Watched, pipeline: Any) -> dict[str, Any]:
