@@ -252,11 +252,34 @@ def test_a_key_file_grows_and_is_its_owner_s(tmp_path):
         KeyFile(path).find("", "x")
 
 
+def test_a_case_keeps_its_pseudonym_once_its_site_is_known(tmp_path):
+    path = tmp_path / "key.csv"
+    key = KeyFile(path)
+    first = key.assign("", ["x", "y"])  # as evaluate of a folder of masks does
+    key.save()
+    key = KeyFile(path)
+    assert key.find("A", "x") == first["x"]
+    assert key.assign("A", ["x"])["x"].pseudonym == first["x"].pseudonym
+    key.save()
+    key = KeyFile(path)
+    assert [item.site for item in key.entries] == ["A" if item.case == "x" else "" for item in key.entries]
+    assert key.find("", "x").pseudonym == key.find("A", "x").pseudonym == first["x"].pseudonym
+    assert key.assign("B", ["x"])["x"].pseudonym not in {item.pseudonym for item in first.values()}
+    assert key.assign("A", ["x"])["x"].secret == first["x"].secret
+
+
+def test_no_pseudonym_is_the_name_of_another_case(tmp_path):
+    key = KeyFile(tmp_path / "key.csv")
+    found = key.assign("A", ["case-0001", "case-0003", "z"])
+    assert not {item.pseudonym for item in found.values()} & {"case-0001", "case-0003"}
+    assert len({item.pseudonym for item in found.values()}) == 3
+
+
 def test_pseudonyms_do_not_follow_the_order_of_names():
     orders = set()
     for _ in range(40):
         key = KeyFile.__new__(KeyFile)
-        key.entries, key._new = [], []
+        key.entries, key._new, key._settled = [], [], {}
         found = key.assign("A", ["a", "b", "c"])
         orders.add(tuple(found[name].pseudonym for name in "abc"))
     assert len(orders) > 2

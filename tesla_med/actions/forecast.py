@@ -157,14 +157,20 @@ def forecast(
     found = meter.forecast(count, passes, base)
     devices_at_once = getattr(plan.elsewhere, "devices", 1)
     found = replace(found, seconds=START_SECONDS + (found.seconds - START_SECONDS) / devices_at_once)
+    thorough = meter.thorough
     del meter
-    gc.collect()  # a method and its passes refer to each other
+    if thorough:  # a method and its passes refer to each other; looking for such cycles takes half a second
+        gc.collect()
     free_device_memory()
     return found
 
 
 class _Meter:
-    """Seconds and bytes of an image in a pass of a prediction, and in one of an update."""
+    """Seconds and bytes of an image in a pass of a prediction, and in one of an update.
+
+    Attributes:
+        thorough: whether the run is long enough for more than a single pass.
+    """
 
     def __init__(self, plan: Plan, sample: Sample, units: float, progress: Progress) -> None:
         assert sample.images is not None  # noqa: S101 - as the callers see to
@@ -177,7 +183,8 @@ class _Meter:
         self.looking, self.look_bytes = self._timed(lambda: self._look(self.images[:1]))
         self.learning, self.learn_bytes = self.looking, self.look_bytes
         progress("measuring", 1, 3)
-        if units * self.looking * (looked + learned) < SHORT_SECONDS:
+        self.thorough = units * self.looking * (looked + learned) >= SHORT_SECONDS
+        if not self.thorough:
             return
         count = self._few(units * looked, min(plan.pipeline.predict_batch, len(self.images)))
         seconds, grown = self._timed(lambda: self._look(self.images[:count]))

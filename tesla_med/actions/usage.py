@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import threading
 from pathlib import Path
@@ -42,7 +41,6 @@ def release() -> None:
 
     What an allocator keeps is used again by what comes next, which then seems to need nothing.
     """
-    gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:

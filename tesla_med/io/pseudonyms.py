@@ -12,7 +12,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -84,32 +85,59 @@ class KeyFile:
                 )
         self.entries = _read(self.path)
         self._new: list[Entry] = []
+        self._settled: dict[str, Entry] = {}
 
     def find(self, site: str, case: str) -> Entry | None:
-        """Return the entry of a case; with an unknown site ("") that of the only case of this name.
+        """Return the entry of a case of a site, or of one whose site was not known when it got its own.
+
+        With an unknown site ("") it is that of the only case of this name.
 
         Raises:
             DataError: several sites have a case of this name.
         """
-        known = [item for item in self.entries if item.case == case and site in ("", item.site)]
-        if len(known) > 1:
-            where = ", ".join(item.site or "no site" for item in known)
-            raise DataError(f"{self.path}: case {case} is known of several sites ({where})")
-        return known[0] if known else None
+        known = [item for item in self.entries if item.case == case]
+        for wanted in (site, ""):
+            if exact := [item for item in known if item.site == wanted]:
+                return exact[0]
+        if site == "" and len(known) > 1:
+            where = ", ".join(item.site for item in known)
+            raise DataError(
+                f"{self.path}: case {case} is known of several sites ({where}); give the output folder of "
+                "the run, which names its site"
+            )
+        return known[0] if known and site == "" else None
 
     def assign(self, site: str, cases: Iterable[str]) -> dict[str, Entry]:
-        """Return the entries of cases by name; those that are new get theirs in random order."""
+        """Return the entries of cases by name; those that are new get theirs in random order.
+
+        None gets what is the name of another.
+        """
         names = list(cases)
         found = {name: self.find(site, name) for name in names}
+        for name, entry in found.items():
+            if entry is not None and site and not entry.site:
+                found[name] = self._settle(entry, site)
         new = [name for name in names if found[name] is None]
         secrets.SystemRandom().shuffle(new)
         last = max((int(item.pseudonym.rpartition("-")[2]) for item in self.entries), default=0)
-        for number, name in enumerate(new, last + 1):
-            entry = Entry(site, name, f"case-{number:04d}", secrets.token_hex(16))
+        taken = {*names, *(item.case for item in self.entries)}
+        free = (text for number in count(last + 1) if (text := f"case-{number:04d}") not in taken)
+        for name, pseudonym in zip(new, free, strict=False):
+            entry = Entry(site, name, pseudonym, secrets.token_hex(16))
             found[name] = entry
             self._new.append(entry)
             self.entries.append(entry)
         return {name: entry for name, entry in found.items() if entry is not None}
+
+    def _settle(self, entry: Entry, site: str) -> Entry:
+        """Return an entry of no site as one of the site that its case is of, as is now known."""
+        settled = replace(entry, site=site)
+        self.entries[self.entries.index(entry)] = settled
+        if entry in self._new:
+            self._new[self._new.index(entry)] = settled
+        else:
+            self._settled[entry.pseudonym] = settled
+        return settled
 
     def of_pseudonym(self, pseudonym: str) -> Entry | None:
         """Return the entry that a pseudonym stands for, if there is one."""
@@ -121,7 +149,7 @@ class KeyFile:
         Raises:
             OutputError: it cannot be written, or another command has dealt out the same pseudonyms.
         """
-        if not self._new:
+        if not self._new and not self._settled:
             with suppress(OSError):
                 self.path.chmod(0o600)
             return
@@ -141,8 +169,10 @@ class KeyFile:
                 with os.fdopen(handle, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
                     writer = csv.DictWriter(stream, COLUMNS)
                     writer.writeheader()
-                    writer.writerows(asdict(item) for item in (*there, *self._new))
+                    kept = (self._settled.get(item.pseudonym, item) for item in there)
+                    writer.writerows(asdict(item) for item in (*kept, *self._new))
         self._new.clear()
+        self._settled.clear()
 
 
 def _read(path: Path) -> list[Entry]:
@@ -186,13 +216,13 @@ class Renamer:
 
     Args:
         key: says which is which; names that it does not know are added, and it is saved.
-        names: of masks of both sides, pseudonyms among them.
+        names: of masks, none of them a pseudonym.
         folders: that they lie in.
+        site: that they are of; "" where none is known.
     """
 
-    def __init__(self, key: KeyFile, names: Iterable[str], folders: Sequence[Path]) -> None:
-        own = [name for name in dict.fromkeys(names) if not PATTERN.fullmatch(name)]
-        self._entries = key.assign("", own)
+    def __init__(self, key: KeyFile, names: Iterable[str], folders: Sequence[Path], site: str = "") -> None:
+        self._entries = key.assign(site, dict.fromkeys(names))
         key.save()
         parts: dict[str, set[str]] = {}
         for name, entry in self._entries.items():
@@ -202,8 +232,8 @@ class Renamer:
         self._known = _any_of(self._table, end=r"(?![^\W_])")
 
     def name(self, name: str) -> str:
-        """Return the pseudonym of a name; of a pseudonym itself."""
-        return self._entries[name].pseudonym if name in self._entries else name
+        """Return the pseudonym of a name."""
+        return self._entries[name].pseudonym
 
     def text(self, text: str) -> str:
         """Return a text without names."""

@@ -12,11 +12,11 @@ import numpy as np
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.masks import as_named_there, find_masks
-from tesla_med.io.pseudonyms import KeyFile, Renamer
+from tesla_med.io.pseudonyms import KeyFile
 from tesla_med.records import Measured
 from tesla_med.scoring.grids import check_labels, field_diagonal
 from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, evaluate_metrics
-from tesla_med.scoring.pairs import REMEDY, Meaning, corrected_of, one_sided, read_pair
+from tesla_med.scoring.pairs import REMEDY, Meaning, corrected_of, one_sided, read_pair, without_names
 from tesla_med.scoring.text import counted, decimals, percent, some
 from tesla_med.types import IntArray, Record
 
@@ -204,14 +204,14 @@ def evaluate_masks(
         predictions = predictions / "masks"
     ours, theirs = find_masks(predictions), find_masks(references)
     theirs = as_named_there(theirs, ours)
-    names = None if key is None else Renamer(key, (*ours, *theirs), (predictions, references))
-    corrected = tuple(name for name in corrected_of(predictions) if name in ours)
-    for name in corrected:
+    corrected = {name: ours[name] for name in corrected_of(predictions) if name in ours}
+    names = None
+    if key is not None:
+        names, ours, theirs = without_names(key, (predictions, references), ours, theirs)
+    left_out = [name for name, path in ours.items() if path in corrected.values()]
+    for name in left_out:
         del ours[name]
         theirs.pop(name, None)
-    if names is not None:
-        ours, theirs = ({names.name(name): path for name, path in side.items()} for side in (ours, theirs))
-        corrected = tuple(map(names.name, corrected))
     common = [name for name in ours if name in theirs]
     pairs = (ours, theirs), (theirs, ours)
     only = [tuple(name for name in first if name not in second) for first, second in pairs]
@@ -234,7 +234,7 @@ def evaluate_masks(
         only_references=only[1],
         empty=empty,
         unexplained=unexplained,
-        corrected=corrected,
+        corrected=tuple(left_out),
     )
     if out is not None:
         result = _write(result, Path(out))

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tesla_med.errors import ConfigError, GeometryError
-from tesla_med.io.masks import mask_name
+from tesla_med.errors import ConfigError, DataError, GeometryError
+from tesla_med.io.masks import as_named_there, mask_name
+from tesla_med.io.pseudonyms import KeyFile, Renamer
 from tesla_med.scoring.text import counted, some
 from tesla_med.types import IntArray
 
@@ -41,17 +43,51 @@ class Meaning:
         return result
 
 
+def settings_of(masks: Path) -> dict[str, Any]:
+    """Return the settings of the run whose ``masks/`` a folder is; none where it is not."""
+    try:
+        settings = json.loads((masks.parent / "run.json").read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def corrected_of(masks: Path) -> tuple[str, ...]:
     """Return which masks of a folder were corrected by hand, by name, where it is ``masks/`` of a run.
 
     Such a mask was learned from in the run and is no result of it.
     """
-    try:
-        content = json.loads((masks.parent / "run.json").read_text(encoding="utf-8"))
-        names = list(content["settings"].get("corrections", ()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ()
-    return tuple(mask_name(Path(f"{name}.nii.gz")) for name in names)
+    return tuple(mask_name(Path(f"{name}.nii.gz")) for name in settings_of(masks).get("corrections") or ())
+
+
+def without_names(
+    key: KeyFile, folders: tuple[Path, Path], ours: Mapping[str, Path], theirs: Mapping[str, Path]
+) -> tuple[Renamer, dict[str, Path], dict[str, Path]]:
+    """Return what renames, and predictions and references by pseudonym.
+
+    Predictions of a run that was anonymised have theirs, as ``run.json`` says; without one they have if the
+    key knows all of them as pseudonyms. References keep their names.
+
+    Raises:
+        DataError: names of both sides may be pseudonyms.
+    """
+    settings = settings_of(folders[0])
+    site = (settings.get("site") or {}).get("id") or ""
+    entries = {name: key.of_pseudonym(name) for name in ours}
+    hidden = bool(settings.get("anonymised")) if settings else all(entries.values())
+    if hidden and not settings and set(ours) <= set(theirs):
+        raise DataError(
+            f"{folders[0]}: {some(list(ours), 3)} may be pseudonyms or names, for references are called so, too; "
+            "give the output folder of the run"
+        )
+    if not hidden:
+        names = Renamer(key, (*ours, *theirs), folders, site)
+        ours = {names.name(name): path for name, path in ours.items()}
+        return names, ours, {names.name(name): path for name, path in theirs.items()}
+    known = {entry.case: ours[name] for name, entry in entries.items() if entry is not None}
+    theirs = as_named_there(theirs, known)
+    names = Renamer(key, theirs, folders, site)
+    return names, dict(ours), {names.name(name): path for name, path in theirs.items()}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tesla_med.actions.evaluate import evaluate
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.masks import find_masks, mask_name
+from tesla_med.io.pseudonyms import KeyFile
 from tesla_med.scoring.masks import read_labels
 
 AFFINE = np.diag([-1.0, -1.0, 2.0, 1.0])
@@ -101,6 +102,45 @@ def test_corrected_masks_are_not_scored_under_pseudonyms_either(folders, tmp_pat
     assert [len(item.corrected) for item in (plain, hidden)] == [1, 1]
     assert hidden.corrected != plain.corrected
     assert [[case.scores[0].dice for case in item.cases] for item in (plain, hidden)] == [[0.75], [0.75]]
+
+
+def test_names_that_look_like_pseudonyms_meet_their_own_references(folders, tmp_path):
+    predictions, references = folders
+    names = ["case-0001", "case-0002", "anna", "bert"]
+    for number, name in enumerate(names):
+        save(predictions / f"{name}.nii.gz", box(4, 10 + number))
+        save(references / f"{name}.nii.gz", box(4, 10))
+    plain = [case.scores[0].dice for case in evaluate(predictions, references).cases]
+    hidden = evaluate(predictions, references, anonymise=True, key=tmp_path / "key.csv")
+    assert hidden.coverage == "scored 4 of 4 predictions and 4 of 4 references"
+    assert sorted(case.scores[0].dice for case in hidden.cases) == sorted(plain)
+    assert not {case.case for case in hidden.cases} & set(names)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_pseudonyms_meet_references_by_the_key_alone(folders, tmp_path, record):
+    """References are called as the pseudonyms of others are."""
+    predictions, references = folders
+    key = KeyFile(tmp_path / "key.csv")
+    names = [f"P{number}" for number in range(6)]
+    entries = key.assign("X", names)
+    key.save()
+    (predictions / "masks").mkdir(parents=True)
+    for number, name in enumerate(names):
+        save(predictions / "masks" / f"{entries[name].pseudonym}_mask.nii.gz", box(4, 10 + number))
+        save(references / f"{name}.nii.gz", box(4, 10))
+    if record:
+        (predictions / "masks" / "labels.json").write_text('{"labels": [{"value": 1, "name": "a"}]}')
+        about = {"settings": {"anonymised": True, "site": {"id": "X"}}}
+        (predictions / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    ours = predictions if record else predictions / "masks"
+    found = evaluate(ours, references, anonymise=True, key=tmp_path / "key.csv")
+    dice = {case.case: case.scores[0].dice for case in found.cases}
+    assert [dice[entries[name].pseudonym] for name in names] == sorted(dice.values(), reverse=True)
+    for name in names:
+        (references / f"{name}.nii.gz").rename(references / f"{entries[name].pseudonym}.nii.gz")
+    with pytest.raises(DataError, match=r"may be pseudonyms|0 of 6"):
+        evaluate(ours, references, anonymise=True, key=tmp_path / "key.csv")
 
 
 def test_unmatched_names_are_listed_both_ways_and_strict_refuses(folders, tmp_path):
