@@ -15,8 +15,8 @@ from tesla_med.plan import RunRequest, make_plan
 from tesla_med.training.train import train_source
 
 SMALL = (
-    *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=90", "train.batch_size=16"),
-    "train.learning_rate=0.01",
+    *("preprocessing.size=[64,64]", "model.params.width=0.25", "train.steps=120", "train.batch_size=16"),
+    "train.learning_rate=0.005",
     *("train.validate_every=20", "methods.tesla.batch_slices=8", "methods.tesla.weak_views=2"),
     *("protocols.N-M.tesla.epochs=1", "protocols.N-M.tesla.batch_slices=8"),
 )
