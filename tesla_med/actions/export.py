@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tesla_med.actions.finished import task_of_run
@@ -37,6 +37,7 @@ class Exported:
         unverified: cases whose DICOM series is not the input of the run, byte for byte, so that only their
             grids speak for it.
         key: file that says which case is which, where names were replaced.
+        untrusted: cases of which the run says that nothing found for them is trustworthy.
     """
 
     out: Path
@@ -45,6 +46,7 @@ class Exported:
     skipped: Mapping[str, str] = field(default_factory=dict)
     unverified: tuple[str, ...] = ()
     key: Path | None = None
+    untrusted: tuple[str, ...] = ()
 
 
 def export(
@@ -109,14 +111,14 @@ def export(
     _check_target(target, overwrite)
     if names is not None:
         names.save()
-    with output_lock(target):
-        _clear(target)
-        _record(target, {"complete": False, "files": {}})
-        done, files, failed = _written(writer, items, target, progress)
+    items = [replace(item, nameless=anonymise or already) for item in items]
+    with output_lock(target), TemporaryDirectory(dir=target, prefix=".export-") as temporary:
+        part = Path(temporary)
+        done, files, failed = _written(writer, items, part, progress)
         skipped |= failed
         if not done:
             raise DataError(f"{folder.out}: nothing was exported: {_reasons(skipped)}")
-        files = writer.finish(done, files, target)
+        files = _put_in_place(part, target, writer.finish(done, files, part))
         inputs = {record["case"]: record.get("input_sha256") for record in content["cases"]}
         unsure = tuple(
             item.case for item in done if item.series is not None and item.series_sha256 != inputs[item.case]
@@ -126,6 +128,9 @@ def export(
             "cases": [item.name for item in done],
             "files": {name: sha256(target / name) for name in _below(target, files)},
         }
+        untrusted = tuple(item.case for item in done if not item.trusted)
+        if untrusted:
+            record["untrusted"] = [item.name for item in done if not item.trusted]
         if not (anonymise or already):
             record |= {"skipped": skipped, "unverified": list(unsure)}
         _record(target, record)
@@ -136,6 +141,7 @@ def export(
         skipped,
         unsure,
         None if names is None else names.path,
+        untrusted,
     )
 
 
@@ -152,7 +158,7 @@ def _finished(
         raise OutputError(
             f"{folder.out}: has no case {some(unknown, 10)}; it has {len(records)}: {some(list(records), 10)}"
         )
-    told = {
+    told: dict[str, Any] = {
         "classes": task.pipeline.classes,
         "method": content["method"]["name"],
         "version": content["versions"]["tesla-med"],
@@ -162,7 +168,13 @@ def _finished(
     for name in dict.fromkeys(cases) if cases else records:
         if folder.mask(name).is_file():
             corrected = bool(records[name].get("status") == "corrected")
-            items.append(Finished(name, name, folder.mask(name), **told, corrected=corrected))
+            about: dict[str, Any] = {
+                "corrected": corrected,
+                "trusted": bool(records[name].get("trusted", True)),
+            }
+            if records[name].get("used") == "source":
+                about["method"] = "source"
+            items.append(Finished(name, name, folder.mask(name), **told | about))
         else:
             skipped[name] = records[name].get("reason") or "it has no mask"
     return items, skipped
@@ -233,9 +245,19 @@ def _written(
             failed[item.case] = str(error)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # of files with parts missing
             failed[item.case] = f"{type(error).__name__}: {error}"
-        _record(target, {"complete": False, "files": dict.fromkeys(_below(target, files), "")})
     progress("export", len(items), len(items))
     return done, files, failed
+
+
+def _put_in_place(part: Path, target: Path, files: Sequence[Path]) -> list[Path]:
+    """Move the files of an export to where they belong, in place of those of an earlier one."""
+    names = _below(part, files)
+    _clear(target)
+    _record(target, {"complete": False, "files": dict.fromkeys(names, "")})
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).replace(target / name)
+    return [target / name for name in names]
 
 
 def _below(target: Path, files: Sequence[Path]) -> list[str]:
@@ -268,13 +290,15 @@ def _clear(target: Path) -> None:
         content = json.loads((target / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
+    root = target.resolve()
     for name in (*content.get("files", {}), RECORD):
-        path = (target / name).resolve()
-        if path.is_relative_to(target.resolve()):
-            path.unlink(missing_ok=True)
-    for path in sorted((item for item in target.rglob("*") if item.is_dir()), reverse=True):
-        if not any(path.iterdir()):
-            shutil.rmtree(path)
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
+            continue
+        path.unlink(missing_ok=True)
+        for folder in path.relative_to(root).parents:
+            if folder.parts and (root / folder).is_dir() and not any((root / folder).iterdir()):
+                (root / folder).rmdir()
 
 
 def _reasons(skipped: Mapping[str, str]) -> str:

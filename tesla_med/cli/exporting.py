@@ -76,6 +76,11 @@ def export(
             "only their grids are equal; make sure that they are of the same patients: "
             f"{some(result.unverified, 5)}"
         )
+    if result.untrusted:
+        screen.remark(
+            f"{counted(len(result.untrusted), 'mask')} of these the run does not trust, and no other that it "
+            f"found: {some(result.untrusted, 5)}; look at them before they are used"
+        )
     for name, reason in list(result.skipped.items())[:SHOWN]:
         sys.stderr.write(f"not exported: {name}: {reason}\n")
     if len(result.skipped) > SHOWN:
@@ -88,6 +93,7 @@ def export(
             "files": [str(item) for item in result.files],
             "skipped": dict(result.skipped),
             "unverified": list(result.unverified),
+            "untrusted": list(result.untrusted),
             "key": None if result.key is None else str(result.key),
         }
     )

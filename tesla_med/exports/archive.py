@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
-from tesla_med.io.files import atomic_path, sha256
+from tesla_med.io.files import atomic_path
 from tesla_med.io.names import valid
 
 ARCHIVE, MANIFEST = "masks.zip", "manifest.json"
@@ -23,13 +24,15 @@ class Archive(Export):
     summary = "masks.zip with all NIfTI masks, and manifest.json with names, classes and SHA-256 of each"
 
     def write(self, item: Finished, out: Path) -> list[Path]:
-        """Write nothing yet; see :meth:`finish`."""
+        """Write nothing yet, but read the mask; see :meth:`finish`."""
+        item.content()
         return []
 
     def finish(self, items: Sequence[Finished], files: Sequence[Path], out: Path) -> list[Path]:
         """Write ``masks.zip``; see :meth:`Export.finish`."""
         path, first = out / ARCHIVE, items[0]
         names = {item.name: f"masks/{valid(item.name)}_mask.nii.gz" for item in items}
+        hashes = {item.name: hashlib.sha256(item.content()).hexdigest() for item in items}
         manifest = {
             "notice": NOTICE,
             "tesla-med": first.version,
@@ -40,7 +43,7 @@ class Archive(Export):
                 {
                     "case": valid(item.name),
                     "file": names[item.name],
-                    "sha256": sha256(item.mask),
+                    "sha256": hashes[item.name],
                     "method": item.method,
                 }
                 for item in items
@@ -50,5 +53,5 @@ class Archive(Export):
             text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
             archive.writestr(zipfile.ZipInfo(MANIFEST, _WHEN), text)
             for item in items:
-                archive.writestr(zipfile.ZipInfo(names[item.name], _WHEN), item.mask.read_bytes())
+                archive.writestr(zipfile.ZipInfo(names[item.name], _WHEN), item.content())
         return [path]

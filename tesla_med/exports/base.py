@@ -6,16 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tesla_med.config.models import LabelClass
+from tesla_med.io.nifti import encode_nifti
 from tesla_med.io.volumes import read_mask
 from tesla_med.registry import Registry
 from tesla_med.types import IntArray
 
 NOTICE = "For research use only; not a medical device."
+TEXTS = ("data_type", "db_name", "descrip", "aux_file", "intent_name")
+"""Fields of a NIfTI header that hold texts."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Finished:
         origin: name of its case in the folder of the images, where ``case`` is a pseudonym; else "".
         secret: of its pseudonym, where names are replaced: identifiers are made from it; else "".
         corrected: whether the mask was corrected by hand.
+        nameless: whether no name is to be left in what is written.
+        trusted: False where nothing that was found for the case is trustworthy.
     """
 
     case: str
@@ -49,6 +54,8 @@ class Finished:
     origin: str = ""
     secret: str = ""
     corrected: bool = False
+    nameless: bool = False
+    trusted: bool = True
 
     @property
     def foreground(self) -> tuple[LabelClass, ...]:
@@ -58,6 +65,23 @@ class Finished:
     def read(self) -> tuple[IntArray, np.ndarray]:
         """Return the class values (I, J, K) and the affine (4, 4) to RAS+ mm."""
         return read_mask(self.mask)
+
+    def content(self) -> bytes:
+        """Return the mask's file as it is; where no name is to be left, without texts that others wrote.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        import nibabel as nib
+
+        values, content = self.read()[0], self.mask.read_bytes()
+        if not self.nameless:
+            return content
+        header: Any = nib.load(self.mask).header
+        texts = [bytes(header[name]) for name in TEXTS if name in header]
+        if not any(text.strip(b"\0 ") for text in texts) and not header.extensions:
+            return content
+        return encode_nifti(values.astype(np.min_scalar_type(int(values.max(initial=0)))), header)
 
 
 class Export(ABC):

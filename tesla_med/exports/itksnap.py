@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,10 +21,10 @@ class ItkSnap(Export):
 
     def write(self, item: Finished, out: Path) -> list[Path]:
         """Write ``<case>_mask.nii.gz``; see :meth:`Export.write`."""
-        path = out / f"{item.name}_mask.nii.gz"
+        path, content = out / f"{item.name}_mask.nii.gz", item.content()
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
-            shutil.copyfile(item.mask, temporary)
+            temporary.write_bytes(content)
         return [path]
 
     def finish(self, items: Sequence[Finished], files: Sequence[Path], out: Path) -> list[Path]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tesla_med.errors import DataError
+import numpy as np
+
+from tesla_med.errors import DataError, GeometryError
 from tesla_med.exports.base import EXPORTS, Export, Finished, rgb
 from tesla_med.io.files import atomic_path
+from tesla_med.io.geometry import Affine, Grid, grid_difference
 
 CATEGORY = "SCT^91723000^Anatomical Structure"
 CONTEXT = "Segmentation category and type - 3D Slicer General Anatomy list"
@@ -28,8 +31,13 @@ class Slicer(Export):
             f"{item.mask} {path}".encode()
         except UnicodeEncodeError:  # SimpleITK would end the process
             raise DataError(f"{item.mask}: SimpleITK cannot read a path that is no valid text") from None
+        affine = item.read()[1]
+        try:
+            image: Any = sitk.ReadImage(str(item.mask))
+        except RuntimeError as error:
+            raise DataError(f"{item.mask}: SimpleITK cannot read it: {str(error).splitlines()[-1]}") from None
+        _check_place(item, image, affine)
         path.parent.mkdir(parents=True, exist_ok=True)
-        image: Any = sitk.ReadImage(str(item.mask))
         for key in image.GetMetaDataKeys():
             image.EraseMetaData(key)
         for key, value in _described(item, image.GetSize()).items():
@@ -37,6 +45,24 @@ class Slicer(Export):
         with atomic_path(path) as temporary:
             sitk.WriteImage(image, str(temporary), useCompression=True)
         return [path]
+
+
+def _check_place(item: Finished, image: Any, affine: Affine) -> None:
+    """Refuse a mask that 3D Slicer would show elsewhere than it lies.
+
+    Raises:
+        GeometryError: ITK takes another of the two placements in the header.
+    """
+    steps = np.asarray(image.GetDirection()).reshape(3, 3) * image.GetSpacing()
+    theirs = np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.vstack(
+        [np.column_stack([steps, image.GetOrigin()]), [0.0, 0.0, 0.0, 1.0]]
+    )
+    ours, shown = (Grid(image.GetSize(), place) for place in (affine, theirs))
+    if difference := grid_difference("the mask", ours, "what 3D Slicer sees", shown):
+        raise GeometryError(
+            f"{item.mask}: 3D Slicer would show it elsewhere, as sform and qform of the image differ "
+            f"({difference}); export it with itksnap, or give the image one placement and adapt again"
+        )
 
 
 def _described(item: Finished, size: tuple[int, ...]) -> dict[str, str]:

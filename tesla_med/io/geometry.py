@@ -42,6 +42,11 @@ def spacing_of(affine: Affine) -> tuple[float, float, float]:
     return (float(steps[0]), float(steps[1]), float(steps[2]))
 
 
+def voxel_mm3(affine: Affine) -> float:
+    """Return the volume of a voxel in cubic mm, by the determinant of ``affine`` (4, 4)."""
+    return abs(float(np.linalg.det(np.asarray(affine, dtype=np.float64)[:3, :3])))
+
+
 def check_affine(affine: Affine, where: object) -> None:
     """Refuse an affine (4, 4) that does not describe a grid.
 

@@ -41,6 +41,9 @@ FIRST_CHANNEL = "_0000"
 def find_masks(folder: Path) -> dict[str, Path]:
     """Return every image file that :func:`tesla_med.io.walk.walk` finds, by :func:`mask_name`, in its order.
 
+    Where a folder holds images beside their masks, as ``Case07`` and ``Case07_seg``, one without a mask is
+    left out.
+
     Raises:
         DataError: no folder, no such file in it, or two files with one name.
     """
@@ -48,11 +51,21 @@ def find_masks(folder: Path) -> dict[str, Path]:
         what = "it is a file" if folder.exists() else "it does not exist"
         raise DataError(f"{folder}: expected a folder of masks; {what}")
     found: dict[str, Path] = {}
+    beside: set[Path] = set()
     for path in walk(folder)[0]:
         if not volume_suffix(path.name):
             continue
         name = mask_name(path.relative_to(folder))
-        found[name] = _more_mask_like(found[name], path, name) if name in found else path
+        if name in found:
+            found[name] = _more_mask_like(found[name], path, name)
+            beside.add(found[name].parent)
+        else:
+            found[name] = path
+    found = {
+        name: path
+        for name, path in found.items()
+        if path.parent not in beside or stem(path) != Path(name).name
+    }
     if not found:
         raise DataError(f"{folder}: no mask found; looked for {', '.join(VOLUME_SUFFIXES)} in it and below")
     return found

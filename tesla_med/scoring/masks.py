@@ -289,19 +289,19 @@ def _score_pair(
 
 
 def _score_class(
-    item: LabelClass, mask: IntArray, truth: IntArray, spacing: Sequence[float], empty: Empty
+    item: LabelClass, mask: IntArray, truth: IntArray, size: tuple[Sequence[float], float], empty: Empty
 ) -> MaskScore:
     ours, theirs = mask == item.value, truth == item.value
     metrics = METRICS.in_order()
-    values = evaluate_metrics(MaskPair(theirs, ours, spacing), metrics)
+    values = evaluate_metrics(MaskPair(theirs, ours, *size), metrics)
     alone = [metric for metric in metrics if not metric.needs_reference]
-    of_reference = evaluate_metrics(MaskPair(None, theirs, spacing), alone)
+    of_reference = evaluate_metrics(MaskPair(None, theirs, *size), alone)
     values |= {f"{name}_reference": value for name, value in of_reference.items()}
     voxels, voxels_reference = int(np.count_nonzero(ours)), int(np.count_nonzero(theirs))
     if empty == "one" and not voxels and not voxels_reference:
         values["dice"] = 1.0
     one_empty = bool(voxels) != bool(voxels_reference)
-    values["hd95_mm_or_diagonal"] = field_diagonal(mask.shape, spacing) if one_empty else values["hd95_mm"]
+    values["hd95_mm_or_diagonal"] = field_diagonal(mask.shape, size[0]) if one_empty else values["hd95_mm"]
     return MaskScore(
         label=item.value,
         name=item.name,
@@ -317,7 +317,7 @@ def _complete(cases: Sequence[EvaluatedCase], empty: Empty) -> Iterator[Evaluate
     for case in cases:
         present = {score.label: score for score in case.scores}
         absent = [
-            _score_class(LabelClass(value=label, name=name), NOTHING, NOTHING, (1.0, 1.0, 1.0), empty)
+            _score_class(LabelClass(value=label, name=name), NOTHING, NOTHING, ((1.0, 1.0, 1.0), 1.0), empty)
             for label, name in names.items()
             if label not in present
         ]

@@ -43,6 +43,7 @@ class MaskPair:
         reference: (I, J, K) bool, or None.
         prediction: (I, J, K) bool.
         spacing: voxel size along each axis in mm.
+        voxel_mm3: volume of a voxel, less than the product of the spacing on a sheared grid; None: that.
 
     Raises:
         DataError: the shapes differ.
@@ -51,6 +52,7 @@ class MaskPair:
     reference: npt.NDArray[Any] | None
     prediction: npt.NDArray[Any]
     spacing: Sequence[float]
+    voxel_mm3: float | None = None
 
     def __post_init__(self) -> None:
         if self.reference is not None:
@@ -229,18 +231,19 @@ def surface_dice(pair: MaskPair, tolerance: float = SURFACE_TOLERANCE_MM) -> flo
     return float(np.count_nonzero(every <= tolerance + ROUNDING_MM) / every.size)
 
 
-def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float]) -> float:
+def volume_ml(mask: npt.NDArray[Any], spacing: Sequence[float], voxel_mm3: float | None = None) -> float:
     """Return the volume of the non-zero voxels in ml.
 
     Args:
         mask: (I, J, K), non-zero inside.
         spacing: voxel size along each axis in mm.
+        voxel_mm3: volume of a voxel; None: the product of the spacing, as where the axes are at right angles.
 
     Raises:
         DataError: ``spacing`` is not one positive number an axis.
     """
     voxel = float(np.prod(checked_spacing(spacing, mask.ndim)))
-    return int(np.count_nonzero(mask)) * voxel / MICROLITRES_PER_ML
+    return int(np.count_nonzero(mask)) * (voxel if voxel_mm3 is None else voxel_mm3) / MICROLITRES_PER_ML
 
 
 METRICS.add(
@@ -301,7 +304,7 @@ METRICS.add(
         better=None,
         what="number of voxels of the mask times the size of one",
         empty="0",
-        function=lambda pair: volume_ml(pair.prediction, pair.spacing),
+        function=lambda pair: volume_ml(pair.prediction, pair.spacing, pair.voxel_mm3),
         needs_reference=False,
         physical=True,
         of_source=True,
@@ -316,6 +319,7 @@ def score_case(
     classes: Sequence[LabelClass],
     spacing: Sequence[float],
     nominal: bool = False,
+    voxel_mm3: float | None = None,
 ) -> tuple[ClassScore, ...]:
     """Score every foreground class of one case on its native grid.
 
@@ -326,6 +330,7 @@ def score_case(
         classes: the classes; the one with value 0 is the background and left out.
         spacing: voxel size along each axis in mm.
         nominal: the voxel size is not a physical one; figures that depend on it are then None.
+        voxel_mm3: volume of a voxel; None: the product of the spacing.
 
     Raises:
         DataError: the shapes differ, or the reference holds a label that is not a class.
@@ -333,7 +338,7 @@ def score_case(
     if reference is not None:
         check_labels(reference, [item.value for item in classes], "the reference")
     return tuple(
-        _score_class(item, mask, source_mask, reference, spacing, nominal)
+        _score_class(item, mask, source_mask, reference, (spacing, voxel_mm3), nominal)
         for item in classes
         if item.value != 0
     )
@@ -344,15 +349,15 @@ def _score_class(
     mask: IntArray,
     source_mask: IntArray,
     reference: IntArray | None,
-    spacing: Sequence[float],
+    size: tuple[Sequence[float], float | None],
     nominal: bool,
 ) -> ClassScore:
     ours, source = paired(mask == item.value, source_mask == item.value)
     truth = None if reference is None else reference == item.value
     metrics = METRICS.in_order()
-    values = evaluate_metrics(MaskPair(truth, ours, spacing), metrics, nominal)
+    values = evaluate_metrics(MaskPair(truth, ours, *size), metrics, nominal)
     before = evaluate_metrics(
-        MaskPair(truth, source, spacing), [item for item in metrics if item.of_source], nominal
+        MaskPair(truth, source, *size), [item for item in metrics if item.of_source], nominal
     )
     values |= {f"{name}_source": value for name, value in before.items()}
     return ClassScore(

@@ -77,8 +77,8 @@ def without_names(
     hidden = bool(settings.get("anonymised")) if settings else all(entries.values())
     if hidden and not settings and set(ours) <= set(theirs):
         raise DataError(
-            f"{folders[0]}: {some(list(ours), 3)} may be pseudonyms or names, for references are called so, too; "
-            "give the output folder of the run"
+            f"{folders[0]}: {some(list(ours), 3)} may be pseudonyms or names, as references are called so, "
+            "too; give the output folder of the run"
         )
     if not hidden:
         names = Renamer(key, (*ours, *theirs), folders, site)
@@ -97,14 +97,14 @@ class Pair:
     Attributes:
         mask: (I, J, K) labels.
         truth: (I, J, K) labels.
-        spacing: voxel size in mm.
+        spacing: voxel size in mm, and the volume of a voxel in cubic mm.
         ignored: voxels that are not scored.
         found: labels above 0 of the mask, and of the reference.
     """
 
     mask: IntArray
     truth: IntArray
-    spacing: tuple[float, ...]
+    spacing: tuple[tuple[float, ...], float]
     ignored: int
     found: tuple[frozenset[int], frozenset[int]]
 
@@ -116,7 +116,7 @@ def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> Pair:
         DataError: a file cannot be read, or holds something else than labels.
         GeometryError: their grids differ.
     """
-    from tesla_med.io.geometry import Grid, grid_difference, placed, spacing_of, united
+    from tesla_med.io.geometry import Grid, grid_difference, placed, spacing_of, united, voxel_mm3
     from tesla_med.io.volumes import is_partial, read_mask
 
     mask, affine = read_mask(prediction)
@@ -138,7 +138,8 @@ def read_pair(prediction: Path, reference: Path, meaning: Meaning) -> Pair:
     if ignored.any():
         mask[ignored] = truth[ignored] = 0
     found = frozenset(_values(mask)), frozenset(_values(truth))
-    return Pair(mask, truth, spacing_of(affine), int(np.count_nonzero(ignored)), found)
+    size = spacing_of(affine), voxel_mm3(affine)
+    return Pair(mask, truth, size, int(np.count_nonzero(ignored)), found)
 
 
 def one_sided(found: Mapping[str, tuple[frozenset[int], frozenset[int]]]) -> list[str]:

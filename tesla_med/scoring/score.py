@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
+from tesla_med.io.geometry import voxel_mm3
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import IGNORED, read_reference
 from tesla_med.records import CaseResult, ClassScore
@@ -85,7 +86,10 @@ def _score(
         problem = incomplete(case, site)
     if ignored is not None:
         masks = np.where(ignored, 0, adapted.mask), np.where(ignored, 0, source.mask)
-    scores = metrics.score_case(*masks, reference, pipeline.classes, volume.spacing, volume.nominal_spacing)
+    scores = metrics.score_case(
+        *(*masks, reference, pipeline.classes, volume.spacing, volume.nominal_spacing),
+        voxel_mm3=voxel_mm3(volume.affine),
+    )
     counts = None
     if reference is not None:
         axis = slice_axis(volume.affine, pipeline.preprocessing.orientation)

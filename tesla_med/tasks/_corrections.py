@@ -14,6 +14,7 @@ from tesla_med.config.paths import user_path
 from tesla_med.config.request import RunRequest
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.files import sha256_of
+from tesla_med.io.geometry import voxel_mm3
 from tesla_med.io.masks import find_masks, mask_name
 from tesla_med.io.names import natural
 from tesla_med.io.pseudonyms import WITHHELD, Cleaner, KeyFile, Pseudonyms
@@ -243,7 +244,10 @@ def corrected_record(unit: Unit, masks: Masks, task: CorrectedCases) -> CaseResu
         voxels=int(both[0].size),
         input_sha256=unit.sha256,
         notes=unit.notes,
-        scores=score_case(*both, None, task.pipeline.classes, volume.spacing, volume.nominal_spacing),
+        scores=score_case(
+            *(*both, None, task.pipeline.classes, volume.spacing, volume.nominal_spacing),
+            voxel_mm3=voxel_mm3(volume.affine),
+        ),
     )
 
 

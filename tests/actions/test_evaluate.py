@@ -104,6 +104,28 @@ def test_corrected_masks_are_not_scored_under_pseudonyms_either(folders, tmp_pat
     assert [[case.scores[0].dice for case in item.cases] for item in (plain, hidden)] == [[0.75], [0.75]]
 
 
+def test_an_image_without_its_mask_is_no_reference(folders):
+    predictions, references = folders
+    for name in ("Case00", "Case01"):
+        save(predictions / f"{name}_mask.nii.gz", box())
+        save(references / f"{name}.nii.gz", 37 * box() + np.arange(16, dtype=np.uint8)[:, None, None])
+    save(references / "Case00_segmentation.nii.gz", box())
+    found = evaluate(predictions, references)
+    assert [case.case for case in found.cases] == ["Case00"]
+    assert found.only_predictions == ("Case01",)
+    assert [score.label for score in found.cases[0].scores] == [1]
+
+
+def test_volumes_on_a_sheared_grid_are_those_of_its_voxels(folders):
+    predictions, references = folders
+    sheared = AFFINE.copy()
+    sheared[0, 2] = 2.0 * np.tan(np.radians(20.0))  # as a tilted gantry
+    for folder in folders:
+        save(folder / "P1.nii.gz", box(), sheared)
+    (score,) = evaluate(predictions, references).cases[0].scores
+    assert score.volume_ml == score.volume_ml_reference == pytest.approx(box().sum() * 2.0 / 1000)
+
+
 def test_names_that_look_like_pseudonyms_meet_their_own_references(folders, tmp_path):
     predictions, references = folders
     names = ["case-0001", "case-0002", "anna", "bert"]

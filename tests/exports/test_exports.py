@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import json
 import zipfile
@@ -247,8 +248,8 @@ def test_a_series_that_lies_whole_slices_away_is_refused(finished, tmp_path, sli
     assert "does not lie on the grid" in result.skipped["Case1"]
 
 
-def test_an_export_that_was_interrupted_can_be_replaced(finished, tmp_path, monkeypatch):
-    writer, calls = EXPORTS.get("slicer"), []
+def test_an_export_that_was_interrupted_or_failed_leaves_the_earlier_one(finished, tmp_path, monkeypatch):
+    writer, calls, out = EXPORTS.get("slicer"), [], tmp_path / "out"
     write = writer.write
 
     def interrupted(self, item, out):
@@ -260,12 +261,106 @@ def test_an_export_that_was_interrupted_can_be_replaced(finished, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            export(finished / "run", "slicer", out=tmp_path / "out")
-    with pytest.raises(OutputError, match="--overwrite"):
-        export(finished / "run", "slicer", out=tmp_path / "out")
-    done = export(finished / "run", "slicer", out=tmp_path / "out", cases=("Case2",), overwrite=True)
+            export(finished / "run", "slicer", out=out)
+    assert not [name for name in small.files_below(out) if not name.startswith(".")]
+    export(finished / "run", "slicer", out=out)  # nothing is in its way
+    (out / "mine").mkdir()
+    before = small.files_below(out)
+    calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            export(finished / "run", "slicer", out=out, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError):
+        export(finished / "run", "dicom-seg", out=out, dicom=tmp_path / "empty", overwrite=True)
+    assert small.files_below(out) == before
+    done = export(finished / "run", "slicer", out=out, cases=("Case2",), overwrite=True)
     assert [path.name for path in done.files] == ["Case2.seg.nrrd"]
-    assert not (tmp_path / "out" / "Case1.seg.nrrd").exists()
+    assert not (out / "Case1.seg.nrrd").exists()
+    assert (out / "mine").is_dir()
+
+
+@pytest.fixture
+def placed(one_thread, tmp_path):
+    """A run on two NIfTI images, whose sform and qform can be set apart in a mask."""
+    small.make_volumes(tmp_path / "nii", 2)
+    small.run(tmp_path / "nii", small.train_weights(tmp_path), tmp_path / "run", method="source")
+    return tmp_path
+
+
+def change_mask(folder, name, change):
+    path = folder / "run" / "masks" / f"{name}_mask.nii.gz"
+    image = nib.load(path)
+    new = nib.Nifti1Image(np.asarray(image.dataobj), image.affine, image.header)
+    change(new)
+    nib.save(new, path)
+
+
+def test_a_mask_that_slicer_would_show_elsewhere_is_refused_alone(placed):
+    def apart(image):
+        moved = image.affine.copy()
+        moved[:3, 3] += 7.0
+        image.set_sform(image.affine, code=1)
+        image.set_qform(moved, code=1)
+        image.header["sform_code"], image.header["qform_code"] = 2, 1
+
+    def sheared(image):
+        affine = image.affine.copy()
+        affine[0, 2] = 0.3 * affine[2, 2]
+        image.set_sform(affine, code=1)
+        image.header["qform_code"] = 0
+
+    change_mask(placed, "Case00", apart)
+    found = export(placed / "run", "slicer", out=placed / "one")
+    assert found.cases == ("Case01",)
+    assert "3D Slicer would show it elsewhere" in found.skipped["Case00"]
+    change_mask(placed, "Case00", sheared)
+    found = export(placed / "run", "slicer", out=placed / "two")
+    assert found.cases == ("Case01",)
+    assert "SimpleITK cannot read it" in found.skipped["Case00"]
+
+
+@pytest.mark.parametrize("form", ["zip", "itksnap"])
+def test_texts_that_others_wrote_into_a_mask_go_with_the_names(placed, form):
+    def named(image):
+        image.header["descrip"], image.header["aux_file"] = b"Zelda Quimby", b"quimby.nii"
+        image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"Zelda Quimby 1950"))
+
+    change_mask(placed, "Case00", named)
+    values = np.asarray(nib.load(placed / "run/masks/Case00_mask.nii.gz").dataobj)
+    found = export(placed / "run", form, out=placed / "out", anonymise=True, key=placed / "key.csv")
+    for path in found.files:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(placed / "unpacked")
+    masks = list(placed.rglob("case-*_mask.nii.gz"))
+    assert len(masks) == 2
+    assert not any(b"uimby" in gzip.decompress(path.read_bytes()) for path in masks)
+    assert any(np.array_equal(np.asarray(nib.load(path).dataobj), values) for path in masks)
+    if form == "zip":
+        manifest = json.loads((placed / "unpacked/manifest.json").read_text(encoding="utf-8"))
+        for item in manifest["masks"]:
+            content = (placed / "unpacked" / item["file"]).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == item["sha256"]
+    (placed / "run/masks/Case01_mask.nii.gz").write_bytes(b"cut off")
+    found = export(placed / "run", form, out=placed / "more")
+    assert list(found.skipped) == ["Case01"]
+
+
+def test_masks_of_the_source_and_untrusted_ones_are_called_so(placed, capsys):
+    path = placed / "run" / "run.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["method"]["name"] = "tesla"
+    record["cases"][0] |= {"used": "source", "trusted": False}
+    record["cases"][1] |= {"used": "adapted", "trusted": True}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert run(["export", str(placed / "run"), "--format", "zip", "--out", str(placed / "out")]) == 0
+    assert "1 mask of these the run does not trust" in capsys.readouterr().err
+    with zipfile.ZipFile(placed / "out" / "masks.zip") as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    assert [item["method"] for item in manifest["masks"]] == ["source", "tesla"]
+    assert json.loads((placed / "out/export.json").read_text(encoding="utf-8"))["untrusted"] == ["Case00"]
 
 
 def test_a_series_with_parts_missing_fails_its_case_alone(finished, tmp_path):
