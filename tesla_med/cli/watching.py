@@ -138,6 +138,7 @@ def _shown(screen: Screen, result: Any) -> int:
             "waiting": list(result.waiting),
             "changed": list(result.changed),
             "drifts": [vars(item) for item in result.drifts],
+            "problem": result.problem or None,
         }
     )
-    return 1 if result.aside and not result.stopped else 0
+    return 0 if result.complete or result.stopped else 1

@@ -46,6 +46,7 @@ class Watched:
         changed: names of cases whose image has changed since it was done.
         drifts: figures that have drifted, the latest first.
         stopped: whether it was asked to stop.
+        problem: why the folder could not be looked through the last time, or "".
     """
 
     out: Path
@@ -56,11 +57,12 @@ class Watched:
     changed: tuple[str, ...]
     drifts: tuple[Drift, ...]
     stopped: bool = False
+    problem: str = ""
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is set aside."""
-        return not self.aside
+        """Whether the folder could be looked through, and nothing is set aside."""
+        return not self.aside and not self.problem
 
 
 def watch_folder(
@@ -136,20 +138,16 @@ class _Watcher:
         self.waiting: tuple[str, ...] = ()
         self.drifts: list[Drift] = []
         self._before = frozenset(self.seen)
-        self.problem = ""
+        self.problem, self.once = "", False
         self._published: Any = None
 
     def watch(self, *, once: bool, poll: float) -> Watched:
         """Work until there is nothing left to do, or for ever."""
-        stopped, settle = False, self.inbox.settle
+        stopped, settle, self.once = False, self.inbox.settle, once
         self._follow_drifts(say=False)
         try:
             if once:
-                self._round()
-                if self.waiting:
-                    time.sleep(settle)
-                while self._round():
-                    pass
+                self._once(settle)
             while not once:
                 if not self._round():
                     time.sleep(min(settle, poll) if self.waiting else poll)
@@ -168,7 +166,16 @@ class _Watcher:
             changed=tuple(self.changed),
             drifts=tuple(self.drifts),
             stopped=stopped,
+            problem=self.problem,
         )
+
+    def _once(self, settle: float) -> None:
+        """Do what is there, with what settles in the time that this takes."""
+        self._round()
+        if self.waiting:
+            time.sleep(settle)
+        while self._round():
+            pass
 
     # ------------------------------------------------------------ one look
 
@@ -206,7 +213,8 @@ class _Watcher:
     def _note_problem(self, text: str) -> None:
         if text != self.problem:
             self.problem = text
-            self.tell(f"Cannot look: {text}; trying again" if text else "Looking again")
+            again = "" if self.once else "; trying again"
+            self.tell(f"Cannot look: {text}{again}" if text else "Looking again")
 
     def _compare(self, item: Found) -> None:
         """See whether a case that is done has another image now: it is named, and not done again."""

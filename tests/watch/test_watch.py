@@ -236,6 +236,20 @@ def test_nothing_there_yet_is_no_error_but_no_folder_is(place, capsys):
     assert "no such folder; create or mount it" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_looked_through_is_an_error_of_one_look(place, capsys):
+    for name in ("X", "Nowhere"):
+        (place.inbox / name).mkdir()
+    assert place.plain() == 1
+    said = capsys.readouterr().out
+    assert "Cannot look: in: Nowhere and X are both named after this site" in said
+    assert "trying again" not in said
+    assert place.plain("--json") == 1
+    assert "both named after this site" in json.loads(capsys.readouterr().out)["problem"]
+    (place.inbox / "Nowhere").rmdir()
+    assert place.plain("--json") == 0
+    assert json.loads(capsys.readouterr().out)["problem"] is None
+
+
 def test_other_settings_and_other_folders_are_refused(place, made, capsys):
     assert place.plain() == 0
     assert place.plain("--seed", "1") == 2
