@@ -89,7 +89,8 @@ def find_cases(
     )
     files, skipped = walk(folder, foreign)
     matcher = Matcher(site, folder, channels)
-    files = matcher.without_masks(matcher.with_roots(files, skipped), skipped)
+    files = matcher.without_exports(matcher.with_roots(files, skipped), skipped)
+    files = matcher.without_masks(files, skipped)
     cases = matcher.cases(files, skipped, each=each)
     remarks = (
         *_elsewhere(folder, own, other_sites),
