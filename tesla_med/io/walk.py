@@ -49,7 +49,7 @@ def walk(top: Path, foreign: Collection[str] = ()) -> tuple[list[Path], list[Ski
             skipped.append((folder, f"cannot be listed: {error.strerror or error}"))
             continue
         for entry in entries:
-            reason = _reason(entry, foreign)
+            reason = left_out(entry, foreign)
             if reason:
                 skipped.append((entry, reason))
             elif is_entry(entry):
@@ -64,7 +64,7 @@ def is_entry(path: Path) -> bool:
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
-def _reason(entry: Path, foreign: Collection[str]) -> str:
+def left_out(entry: Path, foreign: Collection[str]) -> str:
     """Return why a file or folder is left out, or ``""``."""
     if entry.name.startswith("."):
         return "hidden"

@@ -20,6 +20,7 @@ from tesla_med.io.names import fold
 from tesla_med.plan import Plan, RunRequest, open_plan, resolve_request
 from tesla_med.prepare.stream import named_error
 from tesla_med.runs.folder import RUN_FILE
+from tesla_med.scoring.text import some
 from tesla_med.types import UPDATES_OF, Items, Progress
 from tesla_med.watch.board import Board
 from tesla_med.watch.drift import LEAST, REFERENCE, WINDOW, Drift, find_drifts
@@ -138,6 +139,7 @@ class _Watcher:
         self.waiting: tuple[str, ...] = ()
         self.drifts: list[Drift] = []
         self._before = frozenset(self.seen)
+        self._where = self.inbox.top = self.history.where(inbox.folder)
         self.problem, self.once = "", False
         self._published: Any = None
 
@@ -183,7 +185,7 @@ class _Watcher:
         """Look through the folder, do what has settled; return whether anything was done."""
         now = time.monotonic()
         try:
-            found = self.inbox.look(now)
+            found = self._look(now)
         except DataError as error:  # a share that is away for a while
             self._note_problem(str(error))
             self._publish()
@@ -209,6 +211,17 @@ class _Watcher:
             self._do(item)
             self._publish()
         return bool(todo) and before != (len(self.seen), len(self.aside))
+
+    def _look(self, now: float) -> list[Found]:
+        """Look through the folder; say what is not looked at, and keep which folder it was."""
+        inbox, before = self.inbox, self.inbox.beside
+        found = inbox.look(now)
+        if inbox.top is not None and inbox.top != self._where:
+            self.history.keep_where(inbox.folder, inbox.top)
+            self._where = inbox.top
+        if new := [path.name for path in inbox.beside if path not in before]:
+            self.tell(f"Not looked at, as {inbox.top} is the folder of the site: {some(new)} beside it")
+        return found
 
     def _note_problem(self, text: str) -> None:
         if text != self.problem:

@@ -134,6 +134,34 @@ def test_images_in_the_folder_of_the_site_are_done(place, made):
     assert len(place.times()) == 2
 
 
+def test_the_folder_that_is_looked_through_stays_the_same(place, made, capsys):
+    images = made[2]
+    assert place.plain() == 0  # empty, as where a share is mounted later: nothing is settled
+    assert "where" not in json.loads((place.out / "watch.json").read_text(encoding="utf-8"))
+    shutil.copy(images[0], place.inbox)
+    assert place.plain() == 0
+    (place.inbox / "X").mkdir()
+    shutil.copy(images[1], place.inbox)
+    shutil.copy(images[2], place.inbox / "X")
+    assert place.plain() == 0
+    assert [line.split(",")[1] for line in place.history()] == ["Case00", "Case01", "X/Case02"]
+    assert "Not looked at" not in capsys.readouterr().out
+
+
+def test_what_lies_beside_the_folder_of_the_site_is_named(place, made, capsys):
+    (place.inbox / "X").mkdir()
+    shutil.copy(made[2][0], place.inbox)
+    assert place.plain() == 0
+    said = f"Not looked at, as {Path('in', 'X')} is the folder of the site: Case00.nii.gz beside it"
+    assert said in capsys.readouterr().out
+    assert "beside X, the folder of the site" in place.page()
+    assert not place.history()
+    (place.inbox / "X").rmdir()
+    assert place.plain() == 1
+    assert f"{Path('in', 'X')}: no such folder any more" in capsys.readouterr().out
+    assert not place.history()
+
+
 def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys):
     from tesla_med.reports.table import TableReport
 
