@@ -272,6 +272,11 @@ class Matcher:
         return any(is_label_like(part) for part in name.split("/")[:-1])
 
 
+def is_named_as_mask(path: Path, site: SiteConfig) -> bool:
+    """Whether a file is named as a mask where every name may be an image's; see ``without_masks``."""
+    return list(site.files.image) == ["*"] and bool(shortened(stem(path), SURE_PARTS))
+
+
 def _first_channel(name: str) -> str:
     """Return what the first channel would be called, of which an image of this name is a further one."""
     further = re.fullmatch(r"(.*_)(?!0000)\d{4}", name)

@@ -17,6 +17,7 @@ from tesla_med.errors import DataError
 from tesla_med.io.cases import beside, find_cases, site_folder
 from tesla_med.io.dicom import check_count
 from tesla_med.io.files import sha256_of
+from tesla_med.io.matching import is_named_as_mask
 from tesla_med.io.volumes import read_case
 from tesla_med.types import Case, Volume
 from tesla_med.watch.history import SETTINGS
@@ -30,11 +31,13 @@ class Found:
         case: its files.
         top: folder that its names are relative to.
         state: tells its files from what they are when any of them changes; see :func:`state_of`.
+        lone: whether it is named as the mask of an image that is not there.
     """
 
     case: Case
     top: Path
     state: str
+    lone: bool = False
 
 
 class Inbox:
@@ -89,13 +92,17 @@ class Inbox:
             *((path, f"beside {top.name}, the folder of the site") for path in unseen),
             *listed.skipped,
         )
-        found = [Found(case, listed.folder, state_of(case, listed.folder)) for case in listed.cases]
+        found = [self._found(case, top) for case in listed.cases]
         since = {}
         for item in found:
             state, first = self._since.get(item.case.name, ("", now))
             since[item.case.name] = (item.state, first if state == item.state else now)
         self._since = since
         return found
+
+    def _found(self, case: Case, top: Path) -> Found:
+        lone = case.image.is_file() and is_named_as_mask(case.image, self._about[0])
+        return Found(case, top, state_of(case, top), lone)
 
     def settled(self, item: Found, now: float) -> bool:
         """Whether the files of a case that :meth:`look` returned have been as they are for long enough."""

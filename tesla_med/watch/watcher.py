@@ -44,6 +44,7 @@ class Watched:
         seen: cases done in all, in the order in which they were.
         aside: cases that cannot be done as they are, with the reason.
         waiting: names of cases whose files had not settled.
+        lone: names of cases that wait as they are named as masks of images that are not there.
         changed: names of cases whose image has changed since it was done.
         drifts: figures that have drifted, the latest first.
         stopped: whether it was asked to stop.
@@ -59,6 +60,7 @@ class Watched:
     drifts: tuple[Drift, ...]
     stopped: bool = False
     problem: str = ""
+    lone: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -137,6 +139,7 @@ class _Watcher:
         self.aside: dict[str, tuple[str, str]] = {}
         self.changed: dict[str, str] = {}
         self.waiting: tuple[str, ...] = ()
+        self.lone: tuple[str, ...] = ()
         self.drifts: list[Drift] = []
         self._before = frozenset(self.seen)
         self._where = self.inbox.top = self.history.where(inbox.folder)
@@ -169,6 +172,7 @@ class _Watcher:
             drifts=tuple(self.drifts),
             stopped=stopped,
             problem=self.problem,
+            lone=self.lone,
         )
 
     def _once(self, settle: float) -> None:
@@ -194,17 +198,19 @@ class _Watcher:
         names = {item.case.name for item in found}
         self.aside = {name: about for name, about in self.aside.items() if name in names}
         self.changed = {name: state for name, state in self.changed.items() if name in names}
-        todo, waiting = [], []
+        todo, waiting, lone = [], [], []
         for item in found:
             if item.case.name in self.seen:
                 self._compare(item)
             elif self.aside.get(item.case.name, ("", ""))[0] == item.state:
                 continue
+            elif item.lone:
+                lone.append(item.case.name)
             elif self.inbox.settled(item, now):
                 todo.append(item)
             else:
                 waiting.append(item.case.name)
-        self.waiting = tuple(waiting)
+        self.waiting, self.lone = tuple(waiting), tuple(lone)
         self._publish()
         before = len(self.seen), len(self.aside)
         for item in todo:
@@ -330,6 +336,7 @@ class _Watcher:
             len(seen),
             dict(self.aside),
             self.waiting,
+            self.lone,
             tuple(self.changed),
             self.inbox.skipped,
             self.problem,
@@ -342,6 +349,7 @@ class _Watcher:
             figures=figures_of(seen),
             aside={name: reason for name, (_, reason) in self.aside.items()},
             waiting=self.waiting,
+            lone=self.lone,
             changed=tuple(self.changed),
             skipped=self.inbox.skipped,
             drifts=self.drifts,

@@ -162,6 +162,24 @@ def test_what_lies_beside_the_folder_of_the_site_is_named(place, made, capsys):
     assert not place.history()
 
 
+def test_a_mask_by_its_name_waits_for_its_image(place, made, capsys):
+    words = place.words(*QUICK, "--method", "source")
+    words = [word for word in words if word not in ("--site", "X")]
+    mask = place.inbox / "Case00_segmentation.nii.gz"
+    shutil.copy(made[2][0], mask)
+    assert run(words) == 0
+    assert "Named as masks, waiting for their images: Case00_segmentation; " in capsys.readouterr().out
+    assert "Waits for its image, as it is named as a mask" in place.page()
+    assert not place.history()
+    shutil.copy(made[2][0], place.inbox)
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["without_image"] == []
+    assert [line.split(",")[1] for line in place.history()] == ["Case00"]
+    mask.rename(place.inbox / "Case07_segmentation.nii.gz")
+    assert place.plain("--out", "other", *sets("site.files.image='*'", "site.files.masks=[]")) == 0
+    assert "waiting for their images: Case07_segmentation" in capsys.readouterr().out
+
+
 def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys):
     from tesla_med.reports.table import TableReport
 
