@@ -200,7 +200,7 @@ class _Watcher:
         self.changed = {name: state for name, state in self.changed.items() if name in names}
         todo, waiting, lone = [], [], []
         for item in found:
-            if item.case.name in self.seen:
+            if item.case.name in self.seen and not item.case.problem:
                 self._compare(item)
             elif self.aside.get(item.case.name, ("", ""))[0] == item.state:
                 continue
@@ -238,13 +238,14 @@ class _Watcher:
     def _compare(self, item: Found) -> None:
         """See whether a case that is done has another image now: it is named, and not done again."""
         name = item.case.name
+        self.aside.pop(name, None)
         seen = self.seen[name]
         if item.state == seen.state:
             self.changed.pop(name, None)
         if item.state in (seen.state, self.changed.get(name)):
             return
         try:
-            same = not item.case.problem and sha256_of(item.case.files) == seen.input_sha256
+            same = sha256_of(item.case.files) == seen.input_sha256
         except DataError:
             return  # being replaced at this moment: the next look tells
         if same:
@@ -260,7 +261,8 @@ class _Watcher:
         """Do one case; whatever is wrong with it, the others go on."""
         name = item.case.name
         try:
-            self._refuse_nested(name)
+            if not item.case.problem:
+                self._refuse_nested(name)
             volume, digest = self.inbox.read(item)
             statistics = image_statistics(volume)
         except Exception as error:

@@ -327,6 +327,32 @@ def test_a_dicom_series_is_done_when_all_of_it_is_there(place, made, capsys):
     assert (place.out / "cases/P1/t2/masks/P1/t2_mask.nii.gz").is_file()
 
 
+def test_series_beside_each_other_are_set_aside_by_patient(place, capsys):
+    array = np.random.default_rng(0).integers(0, 900, (32, 32, 4)).astype(np.uint16)
+
+    def copy(patient, kind, number):
+        about = {"SeriesDescription": kind, "PatientID": patient, "StudyInstanceUID": f"1.2.{ord(patient)}"}
+        write_series(place.inbox / f"{patient}{kind}", array, number=number, **about)
+
+    copy("P", "t2", 1)
+    assert place.plain() == 0
+    copy("P", "xdc", 2)
+    for number, kind in enumerate(("adc", "t2")):
+        copy("Q", kind, number)
+    assert place.plain() == 1
+    said = capsys.readouterr().out
+    for name, other in (("Pt2", "Pxdc"), ("Qadc", "Qt2")):
+        start = f"Set aside: {name}: {Path('in', name)} and {Path('in', other)}: several series: "
+        assert start in said
+    assert "'t2' (number 1, 32 x 32 x 4 voxels, axial), 'xdc' (number 2, " in said
+    assert "has changed" not in said
+    assert "share a name" not in said
+    shutil.rmtree(place.inbox / "Pxdc")
+    shutil.rmtree(place.inbox / "Qadc")
+    assert place.plain() == 0
+    assert [line.split(",")[1] for line in place.history()] == ["Pt2", "Qt2"]
+
+
 def test_a_termination_ends_it_cleanly(place, made, capsys):
     shutil.copy(made[2][0], place.inbox)
 
