@@ -142,6 +142,7 @@ def _shown(screen: Screen, result: Any) -> int:
             "without_image": list(result.lone),
             "changed": list(result.changed),
             "drifts": [vars(item) for item in result.drifts],
+            "reports_failed": result.reports_failed,
             "problem": result.problem or None,
         }
     )

@@ -89,6 +89,10 @@ class History:
         """Return the output folder of the run on a case."""
         return self.out / CASES / name
 
+    def done(self, name: str) -> Path:
+        """Return the file that says what became of a case."""
+        return self.out / DONE / f"{name}.json"
+
     def open(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
         """Make the folder ready, and keep what cases are done with.
 
@@ -173,7 +177,7 @@ class History:
         Raises:
             OutputError: it cannot be written.
         """
-        write_json(self.out / DONE / f"{item.case}.json", item.model_dump(mode="json"))
+        write_json(self.done(item.case), item.model_dump(mode="json"))
 
     def write_table(self, seen: Sequence[Seen]) -> Path:
         """Write ``history.csv``, one row per case.

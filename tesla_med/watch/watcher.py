@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Watched:
         seen: cases done in all, in the order in which they were.
         aside: cases that cannot be done as they are, with the reason.
         waiting: names of cases whose files had not settled.
+        reports_failed: of cases done now, reports that could not be made, with the reason.
         lone: names of cases that wait as they are named as masks of images that are not there.
         changed: names of cases whose image has changed since it was done.
         drifts: figures that have drifted, the latest first.
@@ -61,11 +62,12 @@ class Watched:
     stopped: bool = False
     problem: str = ""
     lone: tuple[str, ...] = ()
+    reports_failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether the folder could be looked through, and nothing is set aside."""
-        return not self.aside and not self.problem
+        """Whether the folder could be looked through, nothing is set aside, and every report is made."""
+        return not (self.aside or self.problem or self.reports_failed)
 
 
 def watch_folder(
@@ -140,6 +142,7 @@ class _Watcher:
         self.changed: dict[str, str] = {}
         self.waiting: tuple[str, ...] = ()
         self.lone: tuple[str, ...] = ()
+        self.reports_failed: dict[str, Mapping[str, str]] = {}
         self.drifts: list[Drift] = []
         self._before = frozenset(self.seen)
         self._where = self.inbox.top = self.history.where(inbox.folder)
@@ -173,6 +176,7 @@ class _Watcher:
             stopped=stopped,
             problem=self.problem,
             lone=self.lone,
+            reports_failed=self.reports_failed,
         )
 
     def _once(self, settle: float) -> None:
@@ -288,8 +292,11 @@ class _Watcher:
         self._follow_drifts()
         score = "" if seen.predicted_dice is None else f", predicted Dice {100 * seen.predicted_dice:.1f} %"
         self.tell(f"{name}: {seen.verdict}{score}, {seen.seconds:.0f} s")
+        if result.reports_failed:
+            self.reports_failed[name] = dict(result.reports_failed)
         for report, reason in result.reports_failed.items():
-            self.tell(f"{name}: report {report} not made: {reason}; the mask is complete")
+            remedy = f"the mask is complete; once {self.history.done(name)} is removed, it is made again"
+            self.tell(f"{name}: report {report} not made: {reason}; {remedy}")
 
     def _updates(self, stage: str, done: int, total: int) -> None:
         """Pass on progress within a case."""

@@ -187,10 +187,22 @@ def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys)
         raise OSError("no space")
 
     shutil.copy(made[2][0], place.inbox)
-    monkeypatch.setattr(TableReport, "finish", broken)
-    assert place.plain() == 0
-    assert "Case00: report table not made: unexpected OSError: no space" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(TableReport, "finish", broken)
+        assert place.plain("--json") == 1
+        reason = "unexpected OSError: no space"
+        assert json.loads(capsys.readouterr().out)["reports_failed"] == {"Case00": {"table": reason}}
+        (place.out / ".done" / "Case00.json").unlink()
+        assert place.plain() == 1
+    said = capsys.readouterr().out
+    assert f"Case00: report table not made: {reason}; the mask is complete; " in said
+    assert f"once {Path('out', '.done', 'Case00.json')} is removed, it is made again" in said
     assert len(place.history()) == 1
+    (place.out / ".done" / "Case00.json").unlink()
+    before = place.times()
+    assert place.plain() == 0
+    assert (place.out / "cases/Case00/report/metrics.csv").is_file()
+    assert place.times() == before
 
 
 def test_a_broken_file_is_set_aside_and_tried_again_when_it_changes(place, made, capsys):
