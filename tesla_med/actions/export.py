@@ -17,12 +17,11 @@ from tesla_med.io.dicom import dicom_files
 from tesla_med.io.files import sha256, write_json
 from tesla_med.io.locks import output_lock
 from tesla_med.io.pseudonyms import KEY_ALONE, KeyFile
+from tesla_med.io.walk import EXPORT_FILE
 from tesla_med.runs.decisions import outcome, read_decisions, standing
 from tesla_med.runs.folder import EXPORTS_FOLDER, RunFolder
 from tesla_med.scoring.text import some
 from tesla_med.types import Progress
-
-RECORD = "export.json"
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ def _below(target: Path, files: Sequence[Path]) -> list[str]:
 
 def _record(target: Path, content: Mapping[str, Any]) -> None:
     """Write what an export holds, so that ``--overwrite`` knows it after an interrupt, too."""
-    write_json(target / RECORD, {"notice": NOTICE, **content})
+    write_json(target / EXPORT_FILE, {"notice": NOTICE, **content})
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -275,7 +274,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
     content = [item for item in target.iterdir() if not item.name.startswith(".")] if target.is_dir() else []
     if not content:
         return
-    if not (target / RECORD).is_file():
+    if not (target / EXPORT_FILE).is_file():
         names = some(sorted(item.name for item in content), 5)
         raise OutputError(f"{target}: holds files that are no export ({names}); choose another --out")
     if not overwrite:
@@ -287,11 +286,11 @@ def _check_target(target: Path, overwrite: bool) -> None:
 def _clear(target: Path) -> None:
     """Remove the files of an earlier export, and nothing else."""
     try:
-        content = json.loads((target / RECORD).read_text(encoding="utf-8"))
+        content = json.loads((target / EXPORT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     root = target.resolve()
-    for name in (*content.get("files", {}), RECORD):
+    for name in (*content.get("files", {}), EXPORT_FILE):
         path = (root / name).resolve()
         if not path.is_relative_to(root):
             continue

@@ -81,7 +81,8 @@ def _listed(screen: Screen, out: Path, grid: Any, done: frozenset[str]) -> int:
     screen.table(["cell", "items", "state"], rows)
     for site, reason in grid.problems:
         sys.stderr.write(f"Site {site}: {reason}\n")
-    screen.say(f"{len(done)} of {counted(len(rows), 'cell')} done in {out}")
+    count = sum(cell.name in done for cell in grid.cells)
+    screen.say(f"{count} of {counted(len(rows), 'cell')} done in {out}")
     cells = [{**cell.key, "items": cell.count, "done": cell.name in done} for cell in grid.cells]
     problems = [{"site": site, "error": reason} for site, reason in grid.problems]
     screen.result({"out": out, "cells": cells, "sites_without_cells": problems})

@@ -127,6 +127,9 @@ def _shown(screen: Screen, result: Any) -> int:
     screen.say(f"{'Stopped: ' if result.stopped else ''}{done}, {len(result.aside)} set aside")
     if result.waiting:
         screen.say(f"Not settled yet: {', '.join(result.waiting[:20])}")
+    if result.lone:
+        hint = "if they are images, name these by --set site.files.image=PATTERN"
+        screen.say(f"Named as masks, waiting for their images: {', '.join(result.lone[:20])}; {hint}")
     screen.say(f"Page: {result.out / 'watch.html'}")
     screen.result(
         {
@@ -136,8 +139,11 @@ def _shown(screen: Screen, result: Any) -> int:
             "in_all": len(result.seen),
             "set_aside": result.aside,
             "waiting": list(result.waiting),
+            "without_image": list(result.lone),
             "changed": list(result.changed),
             "drifts": [vars(item) for item in result.drifts],
+            "reports_failed": result.reports_failed,
+            "problem": result.problem or None,
         }
     )
-    return 1 if result.aside and not result.stopped else 0
+    return 0 if result.complete or result.stopped else 1

@@ -18,7 +18,7 @@ from tesla_med.io.names import fold, natural
 from tesla_med.io.patterns import Match
 from tesla_med.io.series import choose_series
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
-from tesla_med.io.walk import Skipped, is_entry, listed, walk
+from tesla_med.io.walk import Skipped, is_entry, left_out, listed, walk
 from tesla_med.types import Case
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def find_cases(
     channels: int = 1,
     *,
     each: bool = False,
+    within: Path | None = None,
 ) -> CaseList:
     """Find the cases of ``site``.
 
@@ -71,6 +72,7 @@ def find_cases(
             of a case share folder and case key.
         each: what is wrong with one case becomes its ``problem`` in place of an error, and finding none is
             none.
+        within: the folder to search, ``volumes`` or one in it; None: as above.
 
     Raises:
         ConfigError: another number of patterns than of channels, or a pattern that can never match.
@@ -81,7 +83,7 @@ def find_cases(
         return _one_file(volumes, site, channels)
     check_there(volumes)
     own = _names(site)
-    folder = _site_folder(volumes, own)
+    folder = _site_folder(volumes, own) if within is None else within
     # Below the site's own folder a sub-folder called "2" is a patient, not another site.
     inside = folder != volumes or fold(volumes.resolve().name) in own
     foreign = (
@@ -89,7 +91,8 @@ def find_cases(
     )
     files, skipped = walk(folder, foreign)
     matcher = Matcher(site, folder, channels)
-    files = matcher.without_masks(matcher.with_roots(files, skipped), skipped)
+    files = matcher.without_exports(matcher.with_roots(files, skipped), skipped)
+    files = matcher.without_masks(files, skipped)
     cases = matcher.cases(files, skipped, each=each)
     remarks = (
         *_elsewhere(folder, own, other_sites),
@@ -205,6 +208,24 @@ def site_folder(volumes: Path, site: SiteConfig) -> Path:
     if not volumes.is_dir():
         raise DataError(f"{volumes}: no such folder")
     return _site_folder(volumes, _names(site))
+
+
+def beside(folder: Path, volumes: Path, site: SiteConfig, others: Sequence[SiteConfig]) -> list[Path]:
+    """Return what lies in ``volumes`` beside the folder of a site, and is not another's.
+
+    Args:
+        folder: of the site; where it is ``volumes`` itself, there is nothing.
+        volumes: that was given.
+        site: of the folder.
+        others: the other sites of the pipeline.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    if folder == volumes:
+        return []
+    foreign = frozenset(name for other in others for name in _names(other)) - _names(site)
+    return listed(volumes, lambda path: path != folder and not left_out(path, foreign))
 
 
 def _names(site: SiteConfig) -> frozenset[str]:

@@ -16,7 +16,7 @@ from tesla_med.io.masks import SUFFIX_PARTS, SURE_PARTS, shortened
 from tesla_med.io.names import fold
 from tesla_med.io.patterns import Match, NamePattern
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
-from tesla_med.io.walk import Skipped, walk
+from tesla_med.io.walk import RESULTS, Skipped, exports_among, walk
 from tesla_med.types import Case
 
 READABLE = "NIfTI (.nii, .nii.gz), MetaImage (.mha, .mhd) and NRRD (.nrrd, .nhdr)"
@@ -102,6 +102,14 @@ class Matcher:
                 every += more
                 skipped += left_out
         return list(dict.fromkeys(every))
+
+    def without_exports(self, files: Sequence[Path], skipped: list[Skipped]) -> list[Path]:
+        """Return ``files`` without exports below the folder; what is a mask by its pattern stays."""
+        exports = {path for path in exports_among(files) if self.folder in path.parents}
+        if not exports:
+            return list(files)
+        skipped += [(path, RESULTS) for path in exports]
+        return [path for path in files if exports.isdisjoint(path.parents) or self.is_mask(path)]
 
     def without_masks(self, files: Sequence[Path], skipped: list[Skipped]) -> list[Path]:
         """Return ``files``; where every name may be an image's, without masks of others by their names.
@@ -262,6 +270,11 @@ class Matcher:
         relative = path.relative_to(self.folder)
         name = relative.as_posix() if found is None else found[0].name(relative)
         return any(is_label_like(part) for part in name.split("/")[:-1])
+
+
+def is_named_as_mask(path: Path, site: SiteConfig) -> bool:
+    """Whether a file is named as a mask where every name may be an image's; see ``without_masks``."""
+    return list(site.files.image) == ["*"] and bool(shortened(stem(path), SURE_PARTS))
 
 
 def _first_channel(name: str) -> str:

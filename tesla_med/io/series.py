@@ -16,7 +16,8 @@ class Chosen:
     """The folder of one image, or why a patient has none that could be told apart.
 
     Attributes:
-        folder: of the slices; of the patient where there is a problem.
+        folder: of the slices; where there is a problem of the patient, or of its first series
+            where the patient has no folder of its own.
         problem: what is wrong, in words, or "".
     """
 
@@ -49,7 +50,7 @@ def choose_series(
                 slices[folder] = [read_header(path) for path in dicom_files(folder)]
             except DataError:
                 chosen.append(Chosen(folder))  # reading it says what is wrong
-        chosen += _of_patient(slices, pattern, left_out)
+        chosen += _of_patient(slices, top, pattern, left_out)
     return chosen, left_out
 
 
@@ -83,18 +84,21 @@ def _head(folder: Path) -> Slice | None:
 
 
 def _of_patient(
-    slices: dict[Path, list[Slice]], pattern: str | None, left_out: dict[Path, str]
+    slices: dict[Path, list[Slice]], top: Path, pattern: str | None, left_out: dict[Path, str]
 ) -> list[Chosen]:
     if not slices:
         return []
     every = [item for items in slices.values() for item in items]
     where = Path(os.path.commonpath(list(slices)))
+    told = str(where)
+    if where == top:  # the folders of the series lie beside each other
+        where, told = next(iter(slices)), " and ".join(map(str, slices))
     wanted = [item for item in every if is_chosen(item, pattern)]
     if not wanted:
         return [
             Chosen(
                 where,
-                f"{where}: no series matches site.files.series {pattern!r}; there are: {in_words(every)}",
+                f"{told}: no series matches site.files.series {pattern!r}; there are: {in_words(every)}",
             )
         ]
     for study in dict.fromkeys(item.study for item in wanted):
@@ -104,7 +108,7 @@ def _of_patient(
                 "several series" if pattern is None else f"several series match site.files.series {pattern!r}"
             )
             hint = "choose one by a pattern for its description, site.files.series"
-            return [Chosen(where, f"{where}: {what}: {in_words(of_study)}; {hint}")]
+            return [Chosen(where, f"{told}: {what}: {in_words(of_study)}; {hint}")]
     used = {item.path.parent for item in wanted}
     left_out |= {
         folder: "another series than site.files.series chooses" for folder in slices if folder not in used

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from tesla_med.errors import DataError
 from tesla_med.io.names import fold, natural
 
 Skipped = tuple[Path, str]
+RESULTS = "a folder of results"
+EXPORT_FILE = "export.json"
+"""What ``tesla-med export`` writes beside the masks."""
 
 
 def walk(top: Path, foreign: Collection[str] = ()) -> tuple[list[Path], list[Skipped]]:
@@ -45,7 +49,7 @@ def walk(top: Path, foreign: Collection[str] = ()) -> tuple[list[Path], list[Ski
             skipped.append((folder, f"cannot be listed: {error.strerror or error}"))
             continue
         for entry in entries:
-            reason = _reason(entry, foreign)
+            reason = left_out(entry, foreign)
             if reason:
                 skipped.append((entry, reason))
             elif is_entry(entry):
@@ -60,7 +64,7 @@ def is_entry(path: Path) -> bool:
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
-def _reason(entry: Path, foreign: Collection[str]) -> str:
+def left_out(entry: Path, foreign: Collection[str]) -> str:
     """Return why a file or folder is left out, or ``""``."""
     if entry.name.startswith("."):
         return "hidden"
@@ -71,9 +75,22 @@ def _reason(entry: Path, foreign: Collection[str]) -> str:
             return "not a regular file"
         if fold(entry.name) in foreign:
             return "the folder of another site"
-        return "a folder of results" if (entry / "run.json").is_file() else ""
+        return RESULTS if (entry / "run.json").is_file() else ""
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
+
+
+def exports_among(files: Iterable[Path]) -> frozenset[Path]:
+    """Return the folders of those files into which ``tesla-med export`` has written."""
+    return frozenset(path.parent for path in files if path.name == EXPORT_FILE and _is_record(path))
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "notice" in content and isinstance(content.get("files"), dict)
 
 
 def listed(folder: Path, keep: Callable[[Path], bool] = Path.is_dir) -> list[Path]:

@@ -104,7 +104,7 @@ def write_page(
         sites=list(dict.fromkeys(row.site for row in rows)),
         rows=rows,
         losses=LOSSES,
-        done=len(contents),
+        done=sum(cell.name in contents for cell in grid.cells),
         cells=len(grid.cells),
         problems=[*grid.problems, *failed.items()],
     )

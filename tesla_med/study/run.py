@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,17 +123,21 @@ def run_study(
     failed: dict[str, str] = {}
     ended = before = len(grid.cells) - len(todo)
     started = time.perf_counter()
+    unlike = {cell.name: cell for cell in todo}  # the same weights twice: one run is the result of both
+    count = Counter(cell.name for cell in todo)
 
     def on_end(cell: StudyCell, reason: str | None) -> None:
         nonlocal ended
-        ended += 1
+        ended += count[cell.name]
         if reason is not None:
             failed[cell.name] = reason
         progress("cells", ended, len(grid.cells))
 
     if todo:
         progress("cells", ended, len(grid.cells))
-        do_cells(todo, out, scheduler, jobs, device, on_end, tell or (lambda _: None), progress)
+        do_cells(
+            list(unlike.values()), out, scheduler, jobs, device, on_end, tell or (lambda _: None), progress
+        )
     return _written(study, out, grid, todo, before, failed, time.perf_counter() - started)
 
 
@@ -151,8 +156,9 @@ def _written(
     for cell in grid.cells:
         if cell.name in contents:
             remove_leftovers(cell, out)
-    lost = (*grid.problems, *((cell.name, failed[cell.name]) for cell in grid.cells if cell.name in failed))
-    summary = summarise(contents.values())
+    names = dict.fromkeys(cell.name for cell in grid.cells)
+    lost = (*grid.problems, *((name, failed[name]) for name in names if name in failed))
+    summary = summarise(contents[cell.name] | cell.key for cell in grid.cells if cell.name in contents)
     files = write_tables(out, study, grid, contents, failed, summary, seconds)
     page = write_page(out, study, grid, contents, failed)
     done = sum(cell.name in contents for cell in todo)
@@ -175,14 +181,14 @@ def _remarks(contents: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 def _contents(
     cells: Sequence[StudyCell], out: Path, failed: dict[str, str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return what the cells that are done say of themselves, and those that this machine does not see."""
+    """Return by name what the cells that are done say of themselves, and which this machine does not see."""
     contents: dict[str, dict[str, Any]] = {}
     unseen: dict[str, str] = {}
     for cell in cells:
-        if cell.name in failed:
+        if cell.name in failed or cell.name in contents or cell.name in unseen:
             continue
         try:
-            contents[cell.name] = read_cell(cell.folder(out), patient=not unseen) | cell.key
+            contents[cell.name] = read_cell(cell.folder(out), patient=not unseen)
         except OutputError as error:
             unseen[cell.name] = str(error)
     return contents, unseen

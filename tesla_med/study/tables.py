@@ -97,7 +97,7 @@ def summarise(contents: Iterable[Mapping[str, Any]]) -> list[Line]:
     """Return a line per site, weights, method and protocol, in the order of the study.
 
     Args:
-        contents: of the cells that are done.
+        contents: of the cells that are done, with their keys.
     """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for content in contents:
@@ -162,7 +162,7 @@ def write_tables(
         "name": study.name,
         "version": __version__,
         "study": study.model_dump(mode="json"),
-        "complete": len(contents) == len(grid.cells) and not grid.problems,
+        "complete": all(cell.name in contents for cell in grid.cells) and not grid.problems,
         "seconds": round(seconds, 3),
         "sites_without_cells": [{"site": site, "error": reason} for site, reason in grid.problems],
         "cells": cells,

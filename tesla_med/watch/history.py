@@ -26,6 +26,8 @@ CASES, DONE, SETTINGS, TABLE, PAGE, BOARD = (
     *("cases", ".done", "watch.json", "history.csv", "watch.html"),
     "tensorboard",
 )
+WHERE = "where"
+"""Names the folder that is looked through, in the settings."""
 OWN = (CASES, DONE, SETTINGS, TABLE, PAGE, BOARD)
 """What lies in the output folder of ``watch``."""
 
@@ -87,6 +89,10 @@ class History:
         """Return the output folder of the run on a case."""
         return self.out / CASES / name
 
+    def done(self, name: str) -> Path:
+        """Return the file that says what became of a case."""
+        return self.out / DONE / f"{name}.json"
+
     def open(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
         """Make the folder ready, and keep what cases are done with.
 
@@ -98,7 +104,7 @@ class History:
             OutputError: the folder holds something else or was begun with other settings, or cannot be
                 written.
         """
-        path = self.out / SETTINGS
+        path, where = self.out / SETTINGS, {}
         if not path.is_file():
             if others := sorted(item.name for item in in_folder(self.out) if item.name not in OWN):
                 raise OutputError(
@@ -106,18 +112,45 @@ class History:
                     "choose another --out"
                 )
         else:
-            try:
-                then = json.loads(path.read_text(encoding="utf-8"))["settings"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise OutputError(
-                    f"{path}: cannot be read ({error}); put it back or choose another --out"
-                ) from None
-            if changed := changed_settings(then, settings):
+            content = self._content()
+            where = {key: content[key] for key in (WHERE,) if key in content}
+            if changed := changed_settings(content["settings"], settings):
                 raise OutputError(
                     f"{self.out}: not gone on with, its settings differ ({'; '.join(changed)}); "
                     "use the same, or another --out"
                 )
-        write_json(path, {**about, "settings": settings})
+        write_json(path, {**about, **where, "settings": settings})
+
+    def _content(self) -> dict[str, Any]:
+        """Return what is kept of the settings."""
+        path = self.out / SETTINGS
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return {**content, "settings": content["settings"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OutputError(
+                f"{path}: cannot be read ({error}); put it back or choose another --out"
+            ) from None
+
+    def where(self, watched: Path) -> Path | None:
+        """Return the folder that was looked through in one of this name; None where none was.
+
+        Raises:
+            OutputError: the settings cannot be read.
+        """
+        known = self._content().get(WHERE)
+        if not isinstance(known, dict) or known.get("watched") != watched.resolve().name:
+            return None
+        return watched / str(known.get("in_it", "."))
+
+    def keep_where(self, watched: Path, top: Path) -> None:
+        """Keep which folder is looked through, so that another call looks through the same.
+
+        Raises:
+            OutputError: the settings cannot be read or written.
+        """
+        known = {"watched": watched.resolve().name, "in_it": top.relative_to(watched).as_posix()}
+        write_json(self.out / SETTINGS, self._content() | {WHERE: known})
 
     def read(self) -> list[Seen]:
         """Return every case that is done, in the order in which they were.
@@ -144,7 +177,7 @@ class History:
         Raises:
             OutputError: it cannot be written.
         """
-        write_json(self.out / DONE / f"{item.case}.json", item.model_dump(mode="json"))
+        write_json(self.done(item.case), item.model_dump(mode="json"))
 
     def write_table(self, seen: Sequence[Seen]) -> Path:
         """Write ``history.csv``, one row per case.

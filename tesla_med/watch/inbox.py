@@ -14,11 +14,13 @@ from pathlib import Path
 
 from tesla_med.config.models import SiteConfig
 from tesla_med.errors import DataError
-from tesla_med.io.cases import find_cases
+from tesla_med.io.cases import beside, find_cases, site_folder
 from tesla_med.io.dicom import check_count
 from tesla_med.io.files import sha256_of
+from tesla_med.io.matching import is_named_as_mask
 from tesla_med.io.volumes import read_case
 from tesla_med.types import Case, Volume
+from tesla_med.watch.history import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Found:
         case: its files.
         top: folder that its names are relative to.
         state: tells its files from what they are when any of them changes; see :func:`state_of`.
+        lone: whether it is named as the mask of an image that is not there.
     """
 
     case: Case
     top: Path
     state: str
+    lone: bool = False
 
 
 class Inbox:
@@ -49,6 +53,9 @@ class Inbox:
     Attributes:
         skipped: files and folders that the last look left out, with the reason.
         folder: as given.
+        top: the folder that is looked through: the given one, or one in it that is named after the site.
+            Looks keep to it from the first that finds that one or a case, whatever comes; None before.
+        beside: what lies beside it and is not looked at.
     """
 
     def __init__(
@@ -56,6 +63,8 @@ class Inbox:
     ) -> None:
         self.folder, self.settle = folder, settle
         self.skipped: tuple[tuple[Path, str], ...] = ()
+        self.top: Path | None = None
+        self.beside: tuple[Path, ...] = ()
         self._about = site, others, channels
         self._since: dict[str, tuple[str, float]] = {}
 
@@ -71,15 +80,29 @@ class Inbox:
         """
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: no such folder; create or mount it, or give the one to watch")
-        listed = find_cases(self.folder, *self._about, each=True)
-        self.skipped = listed.skipped
-        found = [Found(case, listed.folder, state_of(case, listed.folder)) for case in listed.cases]
+        site, others, _ = self._about
+        top = self.top or site_folder(self.folder, site)
+        if not top.is_dir():
+            raise DataError(f"{top}: no such folder any more; put it back, or begin another --out")
+        listed = find_cases(self.folder, *self._about, each=True, within=top)
+        unseen = [path for path in beside(top, self.folder, site, others) if not (path / SETTINGS).is_file()]
+        self.top = top if listed.cases or top != self.folder else None  # a share may not be mounted yet
+        self.beside = tuple(unseen)
+        self.skipped = (
+            *((path, f"beside {top.name}, the folder of the site") for path in unseen),
+            *listed.skipped,
+        )
+        found = [self._found(case, top) for case in listed.cases]
         since = {}
         for item in found:
             state, first = self._since.get(item.case.name, ("", now))
             since[item.case.name] = (item.state, first if state == item.state else now)
         self._since = since
         return found
+
+    def _found(self, case: Case, top: Path) -> Found:
+        lone = case.image.is_file() and is_named_as_mask(case.image, self._about[0])
+        return Found(case, top, state_of(case, top), lone)
 
     def settled(self, item: Found, now: float) -> bool:
         """Whether the files of a case that :meth:`look` returned have been as they are for long enough."""

@@ -31,6 +31,7 @@ class Shown:
         figures: values that are tested for drift, by name; one per case, None where there is none.
         aside: cases that cannot be done as they are, with the reason.
         waiting: cases whose files have not settled.
+        lone: cases that are named as masks of images that are not there.
         changed: cases whose image has changed since it was done.
         skipped: files that are not used, with the reason.
         drifts: the latest first.
@@ -47,6 +48,7 @@ class Shown:
     drifts: Sequence[Drift]
     periods: tuple[int, int]
     problem: str = ""
+    lone: Sequence[str] = ()
 
 
 def write_page(plan: Plan, history: History, watched: Path, shown: Shown) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tesla_med.io.names import fold
 from tesla_med.plan import Plan, RunRequest, open_plan, resolve_request
 from tesla_med.prepare.stream import named_error
 from tesla_med.runs.folder import RUN_FILE
+from tesla_med.scoring.text import some
 from tesla_med.types import UPDATES_OF, Items, Progress
 from tesla_med.watch.board import Board
 from tesla_med.watch.drift import LEAST, REFERENCE, WINDOW, Drift, find_drifts
@@ -43,9 +44,12 @@ class Watched:
         seen: cases done in all, in the order in which they were.
         aside: cases that cannot be done as they are, with the reason.
         waiting: names of cases whose files had not settled.
+        reports_failed: of cases done now, reports that could not be made, with the reason.
+        lone: names of cases that wait as they are named as masks of images that are not there.
         changed: names of cases whose image has changed since it was done.
         drifts: figures that have drifted, the latest first.
         stopped: whether it was asked to stop.
+        problem: why the folder could not be looked through the last time, or "".
     """
 
     out: Path
@@ -56,11 +60,14 @@ class Watched:
     changed: tuple[str, ...]
     drifts: tuple[Drift, ...]
     stopped: bool = False
+    problem: str = ""
+    lone: tuple[str, ...] = ()
+    reports_failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is set aside."""
-        return not self.aside
+        """Whether the folder could be looked through, nothing is set aside, and every report is made."""
+        return not (self.aside or self.problem or self.reports_failed)
 
 
 def watch_folder(
@@ -134,22 +141,21 @@ class _Watcher:
         self.aside: dict[str, tuple[str, str]] = {}
         self.changed: dict[str, str] = {}
         self.waiting: tuple[str, ...] = ()
+        self.lone: tuple[str, ...] = ()
+        self.reports_failed: dict[str, Mapping[str, str]] = {}
         self.drifts: list[Drift] = []
         self._before = frozenset(self.seen)
-        self.problem = ""
+        self._where = self.inbox.top = self.history.where(inbox.folder)
+        self.problem, self.once = "", False
         self._published: Any = None
 
     def watch(self, *, once: bool, poll: float) -> Watched:
         """Work until there is nothing left to do, or for ever."""
-        stopped, settle = False, self.inbox.settle
+        stopped, settle, self.once = False, self.inbox.settle, once
         self._follow_drifts(say=False)
         try:
             if once:
-                self._round()
-                if self.waiting:
-                    time.sleep(settle)
-                while self._round():
-                    pass
+                self._once(settle)
             while not once:
                 if not self._round():
                     time.sleep(min(settle, poll) if self.waiting else poll)
@@ -168,7 +174,18 @@ class _Watcher:
             changed=tuple(self.changed),
             drifts=tuple(self.drifts),
             stopped=stopped,
+            problem=self.problem,
+            lone=self.lone,
+            reports_failed=self.reports_failed,
         )
+
+    def _once(self, settle: float) -> None:
+        """Do what is there, with what settles in the time that this takes."""
+        self._round()
+        if self.waiting:
+            time.sleep(settle)
+        while self._round():
+            pass
 
     # ------------------------------------------------------------ one look
 
@@ -176,7 +193,7 @@ class _Watcher:
         """Look through the folder, do what has settled; return whether anything was done."""
         now = time.monotonic()
         try:
-            found = self.inbox.look(now)
+            found = self._look(now)
         except DataError as error:  # a share that is away for a while
             self._note_problem(str(error))
             self._publish()
@@ -185,17 +202,19 @@ class _Watcher:
         names = {item.case.name for item in found}
         self.aside = {name: about for name, about in self.aside.items() if name in names}
         self.changed = {name: state for name, state in self.changed.items() if name in names}
-        todo, waiting = [], []
+        todo, waiting, lone = [], [], []
         for item in found:
-            if item.case.name in self.seen:
+            if item.case.name in self.seen and not item.case.problem:
                 self._compare(item)
             elif self.aside.get(item.case.name, ("", ""))[0] == item.state:
                 continue
+            elif item.lone:
+                lone.append(item.case.name)
             elif self.inbox.settled(item, now):
                 todo.append(item)
             else:
                 waiting.append(item.case.name)
-        self.waiting = tuple(waiting)
+        self.waiting, self.lone = tuple(waiting), tuple(lone)
         self._publish()
         before = len(self.seen), len(self.aside)
         for item in todo:
@@ -203,21 +222,34 @@ class _Watcher:
             self._publish()
         return bool(todo) and before != (len(self.seen), len(self.aside))
 
+    def _look(self, now: float) -> list[Found]:
+        """Look through the folder; say what is not looked at, and keep which folder it was."""
+        inbox, before = self.inbox, self.inbox.beside
+        found = inbox.look(now)
+        if inbox.top is not None and inbox.top != self._where:
+            self.history.keep_where(inbox.folder, inbox.top)
+            self._where = inbox.top
+        if new := [path.name for path in inbox.beside if path not in before]:
+            self.tell(f"Not looked at, as {inbox.top} is the folder of the site: {some(new)} beside it")
+        return found
+
     def _note_problem(self, text: str) -> None:
         if text != self.problem:
             self.problem = text
-            self.tell(f"Cannot look: {text}; trying again" if text else "Looking again")
+            again = "" if self.once else "; trying again"
+            self.tell(f"Cannot look: {text}{again}" if text else "Looking again")
 
     def _compare(self, item: Found) -> None:
         """See whether a case that is done has another image now: it is named, and not done again."""
         name = item.case.name
+        self.aside.pop(name, None)
         seen = self.seen[name]
         if item.state == seen.state:
             self.changed.pop(name, None)
         if item.state in (seen.state, self.changed.get(name)):
             return
         try:
-            same = not item.case.problem and sha256_of(item.case.files) == seen.input_sha256
+            same = sha256_of(item.case.files) == seen.input_sha256
         except DataError:
             return  # being replaced at this moment: the next look tells
         if same:
@@ -233,7 +265,8 @@ class _Watcher:
         """Do one case; whatever is wrong with it, the others go on."""
         name = item.case.name
         try:
-            self._refuse_nested(name)
+            if not item.case.problem:
+                self._refuse_nested(name)
             volume, digest = self.inbox.read(item)
             statistics = image_statistics(volume)
         except Exception as error:
@@ -259,8 +292,11 @@ class _Watcher:
         self._follow_drifts()
         score = "" if seen.predicted_dice is None else f", predicted Dice {100 * seen.predicted_dice:.1f} %"
         self.tell(f"{name}: {seen.verdict}{score}, {seen.seconds:.0f} s")
+        if result.reports_failed:
+            self.reports_failed[name] = dict(result.reports_failed)
         for report, reason in result.reports_failed.items():
-            self.tell(f"{name}: report {report} not made: {reason}; the mask is complete")
+            remedy = f"the mask is complete; once {self.history.done(name)} is removed, it is made again"
+            self.tell(f"{name}: report {report} not made: {reason}; {remedy}")
 
     def _updates(self, stage: str, done: int, total: int) -> None:
         """Pass on progress within a case."""
@@ -309,6 +345,7 @@ class _Watcher:
             len(seen),
             dict(self.aside),
             self.waiting,
+            self.lone,
             tuple(self.changed),
             self.inbox.skipped,
             self.problem,
@@ -321,6 +358,7 @@ class _Watcher:
             figures=figures_of(seen),
             aside={name: reason for name, (_, reason) in self.aside.items()},
             waiting=self.waiting,
+            lone=self.lone,
             changed=tuple(self.changed),
             skipped=self.inbox.skipped,
             drifts=self.drifts,

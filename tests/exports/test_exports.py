@@ -23,6 +23,7 @@ from tesla_med.cli.app import run
 from tesla_med.errors import ConfigError, DataError, OutputError
 from tesla_med.exports.base import EXPORTS
 from tesla_med.io.volumes import read_volume
+from tesla_med.io.walk import exports_among
 
 AXIAL, SAGITTAL, OBLIQUE = (1, 0, 0, 0, 1, 0), (0, 1, 0, 0, 0, -1), (0.8, 0.6, 0, -0.6, 0.8, 0)
 FORMS = tuple(EXPORTS.names())
@@ -78,6 +79,7 @@ def options(form, folder):
 def test_every_format_says_what_it_wrote(finished, tmp_path, form):
     result = export(finished / "run", form, out=tmp_path / "out", **options(form, finished))
     assert result.cases == ("Case1", "Case2")
+    assert exports_among(tmp_path.rglob("*")) == {tmp_path / "out"}
     assert result.skipped == {}
     record = json.loads((tmp_path / "out" / "export.json").read_text(encoding="utf-8"))
     there = {path for path in small.files_below(tmp_path / "out") if not path.startswith(".")} - {

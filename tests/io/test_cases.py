@@ -128,6 +128,40 @@ def test_a_shared_name_is_the_own_folder(tmp_path: Path) -> None:
     assert found(find_cases(tmp_path, site("1", "UCL"), [site("gm2018-UCL", "UCL")])) == ["Case1"]
 
 
+def record(folder: Path, content: str) -> None:
+    (folder / "export.json").write_text(content, encoding="utf-8")
+
+
+EXPORT = '{"notice": "For research use only.", "format": "itksnap", "files": {}}'
+
+
+def test_exports_are_not_images(tmp_path: Path) -> None:
+    fill(
+        tmp_path,
+        "Case1.nii.gz",
+        "itksnap/Case1_mask.nii.gz",
+        "itksnap/P/Case2_mask.nii.gz",
+        "own/Case3.nii.gz",
+    )
+    record(tmp_path / "itksnap", EXPORT)
+    record(tmp_path / "own", '{"cases": 1}')
+    cases = find_cases(tmp_path, site())
+    assert found(cases) == ["Case1", "own/Case3"]
+    assert reasons(cases)["itksnap"] == "a folder of results"
+    assert found(find_cases(tmp_path / "itksnap", site())) == ["Case1_mask", "P/Case2_mask"]
+
+
+@pytest.mark.parametrize(
+    "layer", [{"root": "labels", "pattern": "*_mask.nii.gz"}, {"pattern": "labels/*_mask.nii.gz"}]
+)
+def test_exports_may_hold_the_masks_that_a_pattern_names(tmp_path: Path, layer: dict[str, Any]) -> None:
+    fill(tmp_path, "Case1.nii.gz", "labels/Case1_mask.nii.gz", "labels/Case2.nii.gz")
+    record(tmp_path / "labels", EXPORT)
+    files = {"image": ["Case*.nii.gz"], "masks": [{**layer, "write": 1}]}
+    (case,) = find_cases(tmp_path, site(files=files)).cases
+    assert case.masks == (tmp_path / "labels/Case1_mask.nii.gz",)
+
+
 def test_earlier_results_are_not_images(tmp_path: Path) -> None:
     fill(tmp_path, "Case1.nii.gz", "runs/D/run.json", "runs/D/masks/Case1_mask.nii.gz")
     cases = find_cases(tmp_path, site())

@@ -133,6 +133,32 @@ def test_weights_of_one_name_have_lines_of_their_own(place, weights):
     assert {cell.key["weights"] for cell in alone.cells} == {weights.name}
 
 
+def test_weights_of_one_content_are_done_once_and_have_lines_of_their_own(
+    place, weights, monkeypatch, capsys
+):
+    twins = [f"{name}/{weights.name}" for name in "ab"]
+    for path in map(Path, twins):
+        path.parent.mkdir()
+        for suffix in (".safetensors", ".json"):
+            shutil.copy(weights.with_suffix(suffix), path.parent)
+    study_site.write_study(place, weights, weights=twins, methods=["source"], sites=["prostate/alpha"])
+    tried = []
+    given = work._do
+    monkeypatch.setattr(work, "_do", lambda cell, *rest: (tried.append(cell.name), given(cell, *rest))[1])
+    line = ["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]
+    assert run(line) == 0
+    assert "2 cells done now, 0 before, of 2" in capsys.readouterr().out
+    assert len(tried) == 1
+    content = study_site.record(place / "out")
+    assert content["complete"]
+    assert [item["weights"] for item in content["summary"]] == twins
+    assert [item["cells"] for item in content["summary"]] == [1, 1]
+    assert [row["weights"] for row in study_site.rows(place / "out")] == twins
+    assert "2 of 2 cells done" in (place / "out" / "study.html").read_text(encoding="utf-8")
+    assert run([*line, "--dry-run"]) == 0
+    assert "2 of 2 cells done in out" in capsys.readouterr().out
+
+
 def test_images_are_hashed_once(place, weights, monkeypatch):
     study_site.write_study(place, weights, methods=["source"])
     assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]) == 0

@@ -134,6 +134,52 @@ def test_images_in_the_folder_of_the_site_are_done(place, made):
     assert len(place.times()) == 2
 
 
+def test_the_folder_that_is_looked_through_stays_the_same(place, made, capsys):
+    images = made[2]
+    assert place.plain() == 0  # empty, as where a share is mounted later: nothing is settled
+    assert "where" not in json.loads((place.out / "watch.json").read_text(encoding="utf-8"))
+    shutil.copy(images[0], place.inbox)
+    assert place.plain() == 0
+    (place.inbox / "X").mkdir()
+    shutil.copy(images[1], place.inbox)
+    shutil.copy(images[2], place.inbox / "X")
+    assert place.plain() == 0
+    assert [line.split(",")[1] for line in place.history()] == ["Case00", "Case01", "X/Case02"]
+    assert "Not looked at" not in capsys.readouterr().out
+
+
+def test_what_lies_beside_the_folder_of_the_site_is_named(place, made, capsys):
+    (place.inbox / "X").mkdir()
+    shutil.copy(made[2][0], place.inbox)
+    assert place.plain() == 0
+    said = f"Not looked at, as {Path('in', 'X')} is the folder of the site: Case00.nii.gz beside it"
+    assert said in capsys.readouterr().out
+    assert "beside X, the folder of the site" in place.page()
+    assert not place.history()
+    (place.inbox / "X").rmdir()
+    assert place.plain() == 1
+    assert f"{Path('in', 'X')}: no such folder any more" in capsys.readouterr().out
+    assert not place.history()
+
+
+def test_a_mask_by_its_name_waits_for_its_image(place, made, capsys):
+    words = place.words(*QUICK, "--method", "source")
+    words = [word for word in words if word not in ("--site", "X")]
+    mask = place.inbox / "Case00_segmentation.nii.gz"
+    shutil.copy(made[2][0], mask)
+    assert run(words) == 0
+    assert "Named as masks, waiting for their images: Case00_segmentation; " in capsys.readouterr().out
+    assert "Waits for its image, as it is named as a mask" in place.page()
+    assert not place.history()
+    shutil.copy(made[2][0], place.inbox)
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["without_image"] == []
+    assert [line.split(",")[1] for line in place.history()] == ["Case00"]
+    mask.rename(place.inbox / "Case07_segmentation.nii.gz")
+    assert place.plain("--out", "other", *sets("site.files.image='*'", "site.files.masks=[]")) == 0
+    assert "waiting for their images: Case07_segmentation" in capsys.readouterr().out
+
+
 def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys):
     from tesla_med.reports.table import TableReport
 
@@ -141,10 +187,22 @@ def test_a_report_that_cannot_be_made_is_named(place, made, monkeypatch, capsys)
         raise OSError("no space")
 
     shutil.copy(made[2][0], place.inbox)
-    monkeypatch.setattr(TableReport, "finish", broken)
-    assert place.plain() == 0
-    assert "Case00: report table not made: unexpected OSError: no space" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(TableReport, "finish", broken)
+        assert place.plain("--json") == 1
+        reason = "unexpected OSError: no space"
+        assert json.loads(capsys.readouterr().out)["reports_failed"] == {"Case00": {"table": reason}}
+        (place.out / ".done" / "Case00.json").unlink()
+        assert place.plain() == 1
+    said = capsys.readouterr().out
+    assert f"Case00: report table not made: {reason}; the mask is complete; " in said
+    assert f"once {Path('out', '.done', 'Case00.json')} is removed, it is made again" in said
     assert len(place.history()) == 1
+    (place.out / ".done" / "Case00.json").unlink()
+    before = place.times()
+    assert place.plain() == 0
+    assert (place.out / "cases/Case00/report/metrics.csv").is_file()
+    assert place.times() == before
 
 
 def test_a_broken_file_is_set_aside_and_tried_again_when_it_changes(place, made, capsys):
@@ -236,6 +294,20 @@ def test_nothing_there_yet_is_no_error_but_no_folder_is(place, capsys):
     assert "no such folder; create or mount it" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_looked_through_is_an_error_of_one_look(place, capsys):
+    for name in ("X", "Nowhere"):
+        (place.inbox / name).mkdir()
+    assert place.plain() == 1
+    said = capsys.readouterr().out
+    assert "Cannot look: in: Nowhere and X are both named after this site" in said
+    assert "trying again" not in said
+    assert place.plain("--json") == 1
+    assert "both named after this site" in json.loads(capsys.readouterr().out)["problem"]
+    (place.inbox / "Nowhere").rmdir()
+    assert place.plain("--json") == 0
+    assert json.loads(capsys.readouterr().out)["problem"] is None
+
+
 def test_other_settings_and_other_folders_are_refused(place, made, capsys):
     assert place.plain() == 0
     assert place.plain("--seed", "1") == 2
@@ -265,6 +337,32 @@ def test_a_dicom_series_is_done_when_all_of_it_is_there(place, made, capsys):
     assert place.plain() == 0
     assert [line.split(",")[1] for line in place.history()] == ["P1/t2"]
     assert (place.out / "cases/P1/t2/masks/P1/t2_mask.nii.gz").is_file()
+
+
+def test_series_beside_each_other_are_set_aside_by_patient(place, capsys):
+    array = np.random.default_rng(0).integers(0, 900, (32, 32, 4)).astype(np.uint16)
+
+    def copy(patient, kind, number):
+        about = {"SeriesDescription": kind, "PatientID": patient, "StudyInstanceUID": f"1.2.{ord(patient)}"}
+        write_series(place.inbox / f"{patient}{kind}", array, number=number, **about)
+
+    copy("P", "t2", 1)
+    assert place.plain() == 0
+    copy("P", "xdc", 2)
+    for number, kind in enumerate(("adc", "t2")):
+        copy("Q", kind, number)
+    assert place.plain() == 1
+    said = capsys.readouterr().out
+    for name, other in (("Pt2", "Pxdc"), ("Qadc", "Qt2")):
+        start = f"Set aside: {name}: {Path('in', name)} and {Path('in', other)}: several series: "
+        assert start in said
+    assert "'t2' (number 1, 32 x 32 x 4 voxels, axial), 'xdc' (number 2, " in said
+    assert "has changed" not in said
+    assert "share a name" not in said
+    shutil.rmtree(place.inbox / "Pxdc")
+    shutil.rmtree(place.inbox / "Qadc")
+    assert place.plain() == 0
+    assert [line.split(",")[1] for line in place.history()] == ["Pt2", "Qt2"]
 
 
 def test_a_termination_ends_it_cleanly(place, made, capsys):
