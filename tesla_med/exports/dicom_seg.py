@@ -14,6 +14,7 @@ from tesla_med.errors import ConfigError, DataError, GeometryError
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished, rgb
 from tesla_med.io.dicom import dicom_files
 from tesla_med.io.files import atomic_path, sha256
+from tesla_med.io.masks import check_labels
 
 MAKER = "tesla-med"
 PRIVATE = "99TESLAMED"
@@ -114,11 +115,13 @@ def _frames(item: Finished, slices: list[Any]) -> Any:
     """Return the mask as a volume of indices of the foreground classes, in the order of the series' frames.
 
     Raises:
+        DataError: the mask holds a label that is no class.
         GeometryError: the grids of mask and series differ.
     """
     import highdicom
 
     values, affine = item.read()
+    check_labels(values, [entry.value for entry in item.classes], f"{item.name}: the mask {item.mask}")
     indices = np.zeros(values.shape, np.uint8)
     for index, entry in enumerate(item.foreground, 1):
         indices[values == entry.value] = index

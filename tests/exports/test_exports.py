@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 import zipfile
 
 import dicom_files
@@ -280,6 +281,20 @@ def test_a_series_with_parts_missing_fails_its_case_alone(finished, tmp_path):
     result = export(finished / "run", "dicom-seg", out=tmp_path / "out", dicom=tmp_path / "dicom")
     assert result.cases == ("Case2",)
     assert "StudyInstanceUID" in result.skipped["Case1"]
+
+
+def test_labels_without_a_class_are_refused_and_not_left_away(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    path = tmp_path / "run" / "masks" / "Case1_mask.nii.gz"
+    image = nib.load(path)
+    values = np.asarray(image.dataobj).copy()
+    values[12:16, 12:16, 3] = 7
+    nib.save(nib.Nifti1Image(values, image.affine, image.header), path)
+    result = export(tmp_path / "run", "dicom-seg", out=tmp_path / "out", dicom=finished / "dicom")
+    assert result.cases == ("Case2",)
+    assert "Case1: the mask" in result.skipped["Case1"]
+    assert "holds label 7, expected only 0, 1" in result.skipped["Case1"]
+    assert not (tmp_path / "out" / "Case1_seg.dcm").exists()
 
 
 def test_slices_without_a_frame_of_reference_are_refused(finished, tmp_path):
