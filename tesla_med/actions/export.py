@@ -157,6 +157,7 @@ def _finished(
         "method": content["method"]["name"],
         "version": content["versions"]["tesla-med"],
         "weights": content.get("weights_sha256") or "",
+        "pattern": task.site.files.series,
     }
     items, skipped = [], {}
     for name in dict.fromkeys(cases) if cases else records:

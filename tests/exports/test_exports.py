@@ -8,14 +8,13 @@ import json
 import shutil
 import zipfile
 
-import dicom_files
 import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
 import small_site as small
 import tile_site
-from pydicom.uid import generate_uid
+from exported import replace_mask, voxels, write_series
 
 from tesla_med.actions.export import export
 from tesla_med.adapt import adapt_site
@@ -30,17 +29,6 @@ SHAPES = {"Case1": (24, 20, 4), "Case2": (20, 24, 5)}
 DIRECTIONS = {"Case1": AXIAL, "Case2": OBLIQUE}
 
 
-def write_series(folder, array, **fields):
-    """Write a series as scanners do: with a frame of reference, a patient and a study."""
-    fields = {"FrameOfReferenceUID": generate_uid(entropy_srcs=["frame"]), "StudyDate": "20240101", **fields}
-    fields |= {"StudyTime": "120000", "PatientSex": "M", "PatientBirthDate": "19500101", "StudyID": "1"}
-    return dicom_files.write_series(folder, array, AccessionNumber="accession-4712", **fields)
-
-
-def voxels(shape, seed):
-    return np.random.default_rng(seed).integers(0, 900, shape).astype(np.uint16)
-
-
 @pytest.fixture(scope="module")
 def finished(one_thread, tmp_path_factory):
     """A run on two DICOM series whose masks are random, so that no flip and no swap of axes goes unseen."""
@@ -52,14 +40,6 @@ def finished(one_thread, tmp_path_factory):
     for seed, name in enumerate(SHAPES):
         replace_mask(folder / "run", name, seed)
     return folder
-
-
-def replace_mask(out, name, seed, filled=0.3):
-    path = out / "masks" / f"{name}_mask.nii.gz"
-    image = nib.load(path)
-    values = (np.random.default_rng(seed).random(image.shape) < filled).astype(np.uint8)
-    nib.save(nib.Nifti1Image(values, image.affine, image.header), path)
-    return values
 
 
 def mask_of(folder, name):
