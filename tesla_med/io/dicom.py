@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
+from tesla_med.io.dicom_kinds import no_image
 from tesla_med.io.fetched import check_fetched, unfetched
 from tesla_med.io.geometry import Affine, RawImage, check_affine
 from tesla_med.io.names import fold, natural
@@ -56,7 +57,7 @@ def may_be_slice(path: Path) -> bool:
 
 
 def dicom_files(folder: Path) -> list[Path]:
-    """Return the DICOM files directly in a folder, by name.
+    """Return the DICOM images directly in a folder, by name; reports and the like do not count.
 
     Raises:
         DataError: the content of one was not fetched.
@@ -67,14 +68,14 @@ def dicom_files(folder: Path) -> list[Path]:
     for item in files:
         if item.suffix.lower() in endings:
             check_fetched(item)
-    return found
+    return [item for item in found if not no_image(item)]
 
 
 def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     """Read the one series in a folder.
 
     Args:
-        folder: its files are slices of one series; files that are not DICOM do not matter.
+        folder: its files are slices of one series; files that are no DICOM images do not matter.
         series: glob for the description or protocol name of the one to read, where there are several.
 
     Returns:
