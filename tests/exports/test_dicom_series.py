@@ -158,6 +158,25 @@ def test_a_grid_that_differs_is_refused_with_both(finished, tmp_path, change):
     assert "give the series that was adapted to" in said
 
 
+@pytest.mark.parametrize("given", [".", "Nowhere", "Nowhere/plain"])
+def test_series_are_found_in_the_folder_of_their_site(finished, tmp_path, given):
+    write_series(tmp_path / "dicom" / "Nowhere" / "plain", voxels(SHAPE, 0), SeriesDescription="T2")
+    more = {"dicom": tmp_path / "dicom" / given, "out": tmp_path / "out", "cases": ["plain"]}
+    assert export(finished / "run", "dicom-seg", **more).skipped == {}
+
+
+def test_the_folder_of_the_site_comes_first_and_the_other_where_it_has_no_such_case(finished, tmp_path):
+    elsewhere = {"SeriesDescription": "T2", "origin": (0.0, 0.0, 0.0)}
+    write_series(tmp_path / "dicom" / "plain", voxels(SHAPE, 0), **elsewhere)
+    write_series(tmp_path / "dicom" / "Nowhere" / "plain", voxels(SHAPE, 0), SeriesDescription="T2")
+    write_series(tmp_path / "dicom" / "tilted", voxels(SHAPE, 1), SeriesDescription="T2", **MADE["tilted"])
+    more = {"dicom": tmp_path / "dicom", "cases": ["plain", "tilted", "bare"]}
+    result = export(finished / "run", "dicom-seg", out=tmp_path / "out", **more)
+    assert result.cases == ("plain", "tilted")
+    places = (str(tmp_path / "dicom" / where / "bare") for where in ("Nowhere", ""))
+    assert result.skipped == {"bare": f"no DICOM series in {' or '.join(places)}"}
+
+
 def test_pixels_whose_size_is_nowhere_are_refused(finished, tmp_path):
     for path in write_series(
         tmp_path / "dicom" / "plain", voxels(SHAPE, 0), spacing=(1.0, 1.0), SeriesDescription="T2"
