@@ -16,6 +16,9 @@ MAKER = "tesla-med"
 PRIVATE = "99TESLAMED"
 """Coding scheme of classes without a SNOMED CT concept."""
 SERIES_NUMBER = 900
+TEXTS = ("LO", "LT", "PN", "SH", "ST", "UC", "UT")
+"""Value representations whose characters a character set has to hold."""
+UNICODE = "ISO_IR 192"
 
 
 @EXPORTS.register("dicom-seg")
@@ -124,8 +127,11 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
             content_description=NOTICE,
             content_label="SEGMENTATION",
             omit_empty_frames=bool(frames.any()),
+            specific_character_set=None,  # that of the series may not hold the names of classes
         )
     dataset.SeriesDescription = f"{MAKER} {item.method}: research use only"[:64]
+    if any(not str(element.value).isascii() for element in dataset.iterall() if element.VR in TEXTS):
+        dataset.SpecificCharacterSet = UNICODE
     return dataset
 
 

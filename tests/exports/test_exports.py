@@ -277,6 +277,39 @@ def test_labels_without_a_class_are_refused_and_not_left_away(finished, tmp_path
     assert not (tmp_path / "out" / "Case1_seg.dcm").exists()
 
 
+TEXTS = {
+    None: ("Quimby^Zelda", "Knee"),
+    "ISO_IR 100": ("Müller^Jörg", "Prüfung"),
+    "ISO_IR 192": ("Łukasz^Żaneta=前列腺^医", "Übersicht"),
+    "ISO 2022 IR 87": ("Yamada^Tarou=山田^太郎=やまだ^たろう", "前立腺"),
+    "ISO_IR 144": ("Люкceмбypг", "Обзор"),
+}
+
+
+@pytest.mark.parametrize("label", ["Prostata: Übergangszone", "前列腺", "prostate"])
+@pytest.mark.parametrize("characters", TEXTS)
+def test_texts_survive_whatever_their_characters(finished, tmp_path, characters, label):
+    import pydicom
+
+    patient, study = TEXTS[characters]
+    sets = ["", characters] if characters == "ISO 2022 IR 87" else characters
+    fields = {"SpecificCharacterSet": sets, "PatientName": patient, "StudyDescription": study}
+    write_series(tmp_path / "dicom" / "Case1", voxels(SHAPES["Case1"], 0), **fields)
+    shutil.copytree(finished / "run", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    record["settings"]["pipeline"]["classes"][1]["name"] = label
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    more = {"dicom": tmp_path / "dicom", "out": tmp_path / "out", "cases": ["Case1"]}
+    assert export(tmp_path / "run", "dicom-seg", **more).skipped == {}
+    item = pydicom.dcmread(tmp_path / "out" / "Case1_seg.dcm")
+    assert str(item.PatientName) == patient
+    assert item.StudyDescription == study
+    assert item.SegmentSequence[0].SegmentLabel == label
+    assert item.SegmentSequence[0].SegmentedPropertyTypeCodeSequence[0].CodeMeaning == label
+    plain = (patient + study + label).isascii()
+    assert item.get("SpecificCharacterSet") == (None if plain else "ISO_IR 192")
+
+
 def test_slices_without_a_frame_of_reference_are_refused(finished, tmp_path):
     for name, shape in SHAPES.items():
         write_series(
