@@ -22,6 +22,7 @@ MAY_BE_EMPTY = (
     *("StudyDate", "StudyTime", "ReferringPhysicianName"),
 )
 """What belongs into an object even where nothing is known (type 2); de-identification leaves some out."""
+SEXES = ("M", "F", "O")
 SPACING_TOLERANCE = 1e-3
 """Share by which two ways to read the size of a pixel may differ."""
 
@@ -130,9 +131,21 @@ def _complete(slices: list[Any], step: float) -> None:
     """Give slices what an object over them must have: one orientation, one step in mm, no part missing."""
     for one in slices:
         for keyword in MAY_BE_EMPTY:
-            if keyword not in one:
+            if keyword not in one or not _is_valid(keyword, one[keyword]):
                 setattr(one, keyword, "")
         one.ImageOrientationPatient = slices[0].ImageOrientationPatient
         one.SpacingBetweenSlices = float(f"{step:.9g}")
         if not float(one.get("SliceThickness") or 0) > 0:
             one.SliceThickness = one.SpacingBetweenSlices
+
+
+def _is_valid(keyword: str, element: Any) -> bool:
+    """Return whether a date, a time or a sex is one by the standard; de-identification puts words there."""
+    from pydicom.valuerep import DA, TM
+
+    try:
+        if element.VR in ("DA", "TM"):
+            (DA if element.VR == "DA" else TM)(element.value)
+    except (TypeError, ValueError):
+        return False
+    return keyword != "PatientSex" or not element.value or element.value in SEXES

@@ -28,9 +28,14 @@ MADE = {
     "single": {},
     "bare": {},
     "compressed": {},
+    "words": {},
     "two series": {"SeriesDescription": "T2"},
 }
 GONE = ("AccessionNumber", "StudyID", "StudyTime", "StudyDate", "PatientSex", "PatientBirthDate", "PatientID")
+
+
+WORDS = {"PatientBirthDate": "1950", "StudyDate": "REMOVED", "StudyTime": "REMOVED", "PatientSex": "U"}
+"""What de-identification writes where the standard wants a date, a time or a letter."""
 
 
 def compress(paths):
@@ -65,6 +70,11 @@ def write_all(folder):
             item = pydicom.dcmread(path)
             for keyword in GONE:
                 delattr(item, keyword)
+            item.save_as(path)
+        for path in paths if name == "words" else ():
+            item = pydicom.dcmread(path)
+            for keyword, word in WORDS.items():
+                item[keyword]._value = word
             item.save_as(path)
         if name == "two series":  # on the same grid: nothing but the description tells which it was
             for path in paths:
@@ -117,6 +127,13 @@ def test_each_frame_has_the_mask_of_its_slice(finished, name):
 def test_what_is_not_known_of_a_patient_stays_empty(finished):
     item = pydicom.dcmread(finished / "seg" / "bare_seg.dcm")
     assert [item[keyword].value or "" for keyword in GONE] == [""] * len(GONE)
+
+
+def test_what_is_no_date_and_no_sex_becomes_empty(finished):
+    item, plain = (pydicom.dcmread(finished / "seg" / f"{name}_seg.dcm") for name in ("words", "plain"))
+    assert [item[keyword].value or "" for keyword in WORDS] == [""] * len(WORDS)
+    assert [plain[keyword].value for keyword in WORDS] == ["19500101", "20240101", "120000", "M"]
+    assert item.PatientID == plain.PatientID == "identifier-4711"
 
 
 def test_names_are_replaced_on_them_too(finished, tmp_path):
