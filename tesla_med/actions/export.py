@@ -10,9 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tesla_med.actions.finished import task_of_run
+from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError, DataError, GeometryError, OutputError
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished
+from tesla_med.io.cases import site_folder
 from tesla_med.io.dicom import dicom_files
 from tesla_med.io.files import sha256, write_json
 from tesla_med.io.locks import output_lock
@@ -21,6 +23,7 @@ from tesla_med.io.walk import EXPORT_FILE
 from tesla_med.runs.decisions import outcome, read_decisions, standing
 from tesla_med.runs.folder import EXPORTS_FOLDER, RunFolder
 from tesla_med.scoring.text import some
+from tesla_med.tasks.base import Task
 from tesla_med.types import Progress
 
 
@@ -68,7 +71,8 @@ def export(
         form: name of a format: ``tesla_med.exports``.
         out: where to; None: ``export/<form>`` in the run.
         dicom: folder of DICOM series that the masks belong to, ``<dicom>/<case>`` for each, or the series
-            itself for a single case; needed by formats that refer to them.
+            itself for a single case; a folder in it that is named after the site comes first, as in
+            ``adapt``. Needed by formats that refer to them.
         cases: names of those to export; none: all that have a mask.
         accepted: export only what reviewers agreed to (``review.csv``): the mask where it was accepted, the
             source's where that was to be taken instead.
@@ -90,7 +94,9 @@ def export(
         )
     folder = RunFolder(user_path(run))
     content = folder.read()
-    items, skipped = _finished(folder, content, cases)
+    task = task_of_run(folder, content["settings"])
+    task.refuse({"export"})
+    items, skipped = _finished(folder, content, cases, task)
     if accepted:
         items, refused = _accepted(folder, items)
         skipped |= refused
@@ -103,7 +109,7 @@ def export(
         names = KeyFile(None if key is None else user_path(key), (folder.out if already else target,))
         items = _renamed(items, names, content["settings"]["site"]["id"], already=already)
     if dicom is not None:
-        items, missing = _with_series(items, user_path(dicom))
+        items, missing = _with_series(items, user_path(dicom), task.site)
         skipped |= missing
     if not items:
         raise DataError(f"{folder.out}: nothing to export: {_reasons(skipped)}")
@@ -145,11 +151,9 @@ def export(
 
 
 def _finished(
-    folder: RunFolder, content: Mapping[str, Any], cases: Sequence[str]
+    folder: RunFolder, content: Mapping[str, Any], cases: Sequence[str], task: Task
 ) -> tuple[list[Finished], dict[str, str]]:
     """Return the masks to export, and the cases that have none with the reason."""
-    task = task_of_run(folder, content["settings"])
-    task.refuse({"export"})
     if not content.get("complete"):
         raise OutputError(f"{folder.out}: the run is not finished; adapt with --resume finishes it")
     records = {record["case"]: record for record in content["cases"]}
@@ -162,6 +166,7 @@ def _finished(
         "method": content["method"]["name"],
         "version": content["versions"]["tesla-med"],
         "weights": content.get("weights_sha256") or "",
+        "pattern": task.site.files.series,
     }
     items, skipped = [], {}
     for name in dict.fromkeys(cases) if cases else records:
@@ -212,17 +217,24 @@ def _renamed(items: Sequence[Finished], names: KeyFile, site: str, *, already: b
     ]
 
 
-def _with_series(items: Sequence[Finished], dicom: Path) -> tuple[list[Finished], dict[str, str]]:
-    """Return the masks with the series that they belong to, and those for which none was found."""
+def _with_series(
+    items: Sequence[Finished], dicom: Path, site: SiteConfig
+) -> tuple[list[Finished], dict[str, str]]:
+    """Return the masks with the series that they belong to, and those for which none was found.
+
+    Cases are looked for where ``adapt`` would: in the site's own folder, where there is one.
+    """
     if not dicom.is_dir():
         raise DataError(f"{dicom}: not a folder of DICOM series")
+    folders = dict.fromkeys((site_folder(dicom, site), dicom))
     found, missing = [], {}
     for item in items:
-        series = dicom / (item.origin or item.case)
-        if len(items) == 1 and not series.is_dir() and dicom_files(dicom):
-            series = dicom
-        if not series.is_dir() or not dicom_files(series):
-            missing[item.case] = f"no DICOM series in {series}"
+        places = [top / (item.origin or item.case) for top in folders]
+        if len(items) == 1 and not any(place.is_dir() for place in places):
+            places += folders
+        series = next((place for place in places if place.is_dir() and dicom_files(place)), None)
+        if series is None:
+            missing[item.case] = f"no DICOM series in {' or '.join(map(str, places))}"
         else:
             found.append(replace(item, series=series, series_sha256=sha256(series)))
     return found, missing

@@ -35,6 +35,7 @@ class Finished:
         weights: SHA-256 of the source weights.
         series: folder of the DICOM series that it belongs to, where one is known.
         series_sha256: of that folder.
+        pattern: what chooses the series where the folder holds several, ``site.files.series`` of the run.
         origin: name of its case in the folder of the images, where ``case`` is a pseudonym; else "".
         secret: of its pseudonym, where names are replaced: identifiers are made from it; else "".
         corrected: whether the mask was corrected by hand.
@@ -51,6 +52,7 @@ class Finished:
     weights: str
     series: Path | None = None
     series_sha256: str = ""
+    pattern: str | None = None
     origin: str = ""
     secret: str = ""
     corrected: bool = False

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tesla_med.config.models import LabelClass
-from tesla_med.errors import ConfigError, DataError, GeometryError
+from tesla_med.errors import ConfigError, DataError
 from tesla_med.exports.base import EXPORTS, NOTICE, Export, Finished, rgb
-from tesla_med.io.dicom import dicom_files
+from tesla_med.exports.dicom_source import frames_on, slices_under
 from tesla_med.io.files import atomic_path, sha256
 
 MAKER = "tesla-med"
 PRIVATE = "99TESLAMED"
 """Coding scheme of classes without a SNOMED CT concept."""
-TOLERANCE = 1e-3
-"""mm by which positions of mask and series may differ."""
 SERIES_NUMBER = 900
+TEXTS = ("LO", "LT", "PN", "SH", "ST", "UC", "UT")
+"""Value representations whose characters a character set has to hold."""
+UNICODE = "ISO_IR 192"
 
 
 @EXPORTS.register("dicom-seg")
@@ -51,10 +49,10 @@ class DicomSeg(Export):
         """Write ``<case>_seg.dcm``; see :meth:`Export.write`."""
         if item.series is None:
             raise DataError(f"{item.name}: no DICOM series is known for it")
-        slices = _slices(item.series)
+        slices, grid = slices_under(item, item.series)
+        frames = frames_on(item, grid)
         if item.secret:
             slices = [_nameless(one, item.name, item.secret) for one in slices]
-        frames = _frames(item, slices)
         path = out / f"{item.name}_seg.dcm"
         dataset = _segmentation(item, slices, frames)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,33 +61,19 @@ class DicomSeg(Export):
         return [path]
 
 
-def _slices(folder: Path) -> list[Any]:
-    import pydicom
-
-    paths = dicom_files(folder)
-    if not paths:
-        raise DataError(f"{folder}: holds no DICOM file")
-    slices = [pydicom.dcmread(path) for path in paths]
-    if not all(item.get("FrameOfReferenceUID") for item in slices):
-        raise DataError(
-            f"{folder}: its slices have no FrameOfReferenceUID, without which nothing can be laid over them"
-        )
-    return slices
-
-
 KEPT = (
     *("SOPClassUID", "Modality", "ImageType", "Rows", "Columns", "PixelSpacing", "SliceThickness"),
     *("SpacingBetweenSlices", "ImagePositionPatient", "ImageOrientationPatient", "InstanceNumber"),
     *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
-    *("PixelRepresentation", "RescaleSlope", "RescaleIntercept", "PixelData"),
+    *("PixelRepresentation", "RescaleSlope", "RescaleIntercept"),
 )
-"""What a slice keeps where names are replaced: its voxels and where they lie."""
+"""What a slice keeps where names are replaced: how voxels are stored and where they lie."""
 REMADE = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
 BLANK = ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber")
 
 
 def _nameless(one: Any, name: str, secret: str) -> Any:
-    """Return a slice of which only voxels and place are left, under a pseudonym and other identifiers."""
+    """Return a slice of which only its place is left, under a pseudonym and other identifiers."""
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.uid import generate_uid
 
@@ -108,54 +92,6 @@ def _nameless(one: Any, name: str, secret: str) -> Any:
     result.file_meta.MediaStorageSOPInstanceUID = result.SOPInstanceUID
     result.file_meta.TransferSyntaxUID = one.file_meta.TransferSyntaxUID
     return result
-
-
-def _frames(item: Finished, slices: list[Any]) -> Any:
-    """Return the mask as a volume of indices of the foreground classes, in the order of the series' frames.
-
-    Raises:
-        GeometryError: the grids of mask and series differ.
-    """
-    import highdicom
-
-    values, affine = item.read()
-    indices = np.zeros(values.shape, np.uint8)
-    for index, entry in enumerate(item.foreground, 1):
-        indices[values == entry.value] = index
-    try:
-        series = highdicom.get_volume_from_series(slices)
-        own = highdicom.Volume(
-            indices,
-            np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine,
-            "PATIENT",
-            frame_of_reference_uid=series.frame_of_reference_uid,
-        )
-        frames = own.match_geometry(series.get_geometry(), tol=TOLERANCE)
-    except (RuntimeError, ValueError) as error:
-        text = f"{item.name}: the mask does not lie on the grid of {item.series} ({error})"
-        raise GeometryError(text) from None
-    if sorted(values.shape) != sorted(series.spatial_shape):
-        raise GeometryError(
-            f"{item.name}: the mask has {' x '.join(map(str, values.shape))} voxels, the series {item.series}"
-            f" {' x '.join(map(str, series.spatial_shape))}"
-        )
-    apart = _corners_apart(own, series)
-    if apart > TOLERANCE:  # whole voxels, which matching pads and crops away
-        raise GeometryError(
-            f"{item.name}: the mask does not lie on the grid of {item.series}: corners are {apart:.2f} mm "
-            "apart"
-        )
-    return frames
-
-
-def _corners_apart(one: Any, other: Any) -> float:
-    """Return in mm how far a corner of one volume may be from the nearest corner of another."""
-    ours, theirs = (
-        np.array([*product(*((0, side - 1) for side in item.spatial_shape))]) @ item.affine[:3, :3].T
-        + item.affine[:3, 3]
-        for item in (one, other)
-    )
-    return float(np.linalg.norm(ours[:, None] - theirs[None], axis=2).min(axis=1).max())
 
 
 def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
@@ -190,9 +126,12 @@ def _segmentation(item: Finished, slices: list[Any], frames: Any) -> Any:
             device_serial_number="0",
             content_description=NOTICE,
             content_label="SEGMENTATION",
-            omit_empty_frames=bool(np.any(frames.array)),
+            omit_empty_frames=bool(frames.any()),
+            specific_character_set=None,  # that of the series may not hold the names of classes
         )
     dataset.SeriesDescription = f"{MAKER} {item.method}: research use only"[:64]
+    if any(not str(element.value).isascii() for element in dataset.iterall() if element.VR in TEXTS):
+        dataset.SpecificCharacterSet = UNICODE
     return dataset
 
 

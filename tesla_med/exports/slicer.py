@@ -11,6 +11,7 @@ from tesla_med.errors import DataError, GeometryError
 from tesla_med.exports.base import EXPORTS, Export, Finished, rgb
 from tesla_med.io.files import atomic_path
 from tesla_med.io.geometry import Affine, Grid, grid_difference
+from tesla_med.io.masks import check_labels
 
 CATEGORY = "SCT^91723000^Anatomical Structure"
 CONTEXT = "Segmentation category and type - 3D Slicer General Anatomy list"
@@ -31,7 +32,8 @@ class Slicer(Export):
             f"{item.mask} {path}".encode()
         except UnicodeEncodeError:  # SimpleITK would end the process
             raise DataError(f"{item.mask}: SimpleITK cannot read a path that is no valid text") from None
-        affine = item.read()[1]
+        values, affine = item.read()
+        check_labels(values, [entry.value for entry in item.classes], f"the mask {item.mask}")
         try:
             image: Any = sitk.ReadImage(str(item.mask))
         except RuntimeError as error:

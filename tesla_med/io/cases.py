@@ -12,6 +12,7 @@ from tesla_med.config.models import SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.errors import DataError
 from tesla_med.io.dicom import is_dicom, may_be_slice
+from tesla_med.io.dicom_kinds import OTHER, no_image
 from tesla_med.io.fetched import check_fetched
 from tesla_med.io.matching import FURTHER_CHANNEL, MASK_BY_NAME, NO_CHANNEL, READABLE, Matcher
 from tesla_med.io.names import fold, natural
@@ -178,13 +179,14 @@ def _folder_of(path: Path, site: SiteConfig) -> Path:
 
 
 def _series(files: Sequence[Path], folder: Path, site: SiteConfig, skipped: list[Skipped]) -> list[Case]:
-    """Return a case for each series of DICOM slices; their files leave ``skipped``.
+    """Return a case for each series of DICOM slices; their files leave ``skipped``, no others.
 
     Whether the slices of a folder make one volume is found out when it is read.
     """
     inside = (path for path in files if path.is_relative_to(folder) and not volume_suffix(path.name))
-    slices = {path for path in inside if may_be_slice(path)}
-    skipped[:] = [item for item in skipped if item[0] not in slices]
+    kinds = {path: no_image(path) for path in inside if may_be_slice(path)}
+    slices = {path for path, kind in kinds.items() if not kind}
+    skipped[:] = [(path, kinds.get(path, why)) for path, why in skipped if path not in slices]
     folders = sorted({path.parent for path in slices}, key=natural)
     chosen, left_out = choose_series(folders, folder, site.files.series)
     skipped += left_out.items()
@@ -289,9 +291,10 @@ def _nothing(
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     inside = [path for path in files if path.is_relative_to(folder)]
     names = ", ".join(path.relative_to(folder).as_posix() for path in inside[:3])
-    hint = (
-        f"; none of these has the mark of a DICOM file; convert them to {READABLE}"
-        if set(kinds) <= {".dcm", ".ima"}
-        else ""
-    )
+    hint = ""
+    others = (f"{path.name} is {why}" for path, why in skipped if path in known and why.startswith(OTHER))
+    if first := next(others, ""):
+        hint = f"; {first}; give the slices that it belongs to"
+    elif set(kinds) <= {".dcm", ".ima"}:
+        hint = f"; none of these has the mark of a DICOM file; convert them to {READABLE}"
     return f"{start}; there are {counts}, such as {names}{left_out}{hint}"

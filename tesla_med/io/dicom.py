@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
+from tesla_med.io.dicom_kinds import no_image
 from tesla_med.io.fetched import check_fetched, unfetched
-from tesla_med.io.geometry import RawImage, check_affine
+from tesla_med.io.geometry import Affine, RawImage, check_affine
 from tesla_med.io.names import fold, natural
 
 _SERIES, _NUMBER, _FRAMES = "0020|000e", "0020|0011", "0028|0008"
@@ -56,7 +57,7 @@ def may_be_slice(path: Path) -> bool:
 
 
 def dicom_files(folder: Path) -> list[Path]:
-    """Return the DICOM files directly in a folder, by name.
+    """Return the DICOM images directly in a folder, by name; reports and the like do not count.
 
     Raises:
         DataError: the content of one was not fetched.
@@ -67,14 +68,14 @@ def dicom_files(folder: Path) -> list[Path]:
     for item in files:
         if item.suffix.lower() in endings:
             check_fetched(item)
-    return found
+    return [item for item in found if not no_image(item)]
 
 
 def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     """Read the one series in a folder.
 
     Args:
-        folder: its files are slices of one series; files that are not DICOM do not matter.
+        folder: its files are slices of one series; files that are no DICOM images do not matter.
         series: glob for the description or protocol name of the one to read, where there are several.
 
     Returns:
@@ -88,6 +89,32 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     """
     import SimpleITK as sitk  # noqa: N813 - its usual name
 
+    slices, affine = placed_slices(folder, series)
+    reader = sitk.ImageSeriesReader()
+    reader.SetImageIO("GDCMImageIO")
+    reader.SetFileNames([str(item.path) for item in slices])
+    try:
+        array = sitk.GetArrayFromImage(reader.Execute())
+    except RuntimeError as error:
+        raise DataError(f"{folder}: its DICOM voxels cannot be read: {_last_line(error)}") from error
+    return RawImage(array.T, affine, notes=[f"read from a DICOM series of {len(slices)} slices"])
+
+
+def placed_slices(folder: Path, series: str | None = None) -> tuple[list[Slice], Affine]:
+    """Return the slices of the one series in a folder, as voxels count them, and where they lie.
+
+    Args:
+        folder: as of :func:`read_dicom`.
+        series: as of :func:`read_dicom`.
+
+    Returns:
+        The slices by position, and the affine (4, 4) of the grid (I, J, K) to RAS+ mm: columns of a slice,
+        its rows, and the slices.
+
+    Raises:
+        DataError: as of :func:`read_dicom`, but for voxels, which are not read.
+        GeometryError: the affine cannot be used.
+    """
     every = [read_header(path) for path in dicom_files(folder)]
     slices = [item for item in every if is_chosen(item, series)]
     if every and not slices:
@@ -96,13 +123,6 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
         )
     _check_one_series(slices, folder)
     slices, step = _in_order(slices, folder)
-    reader = sitk.ImageSeriesReader()
-    reader.SetImageIO("GDCMImageIO")
-    reader.SetFileNames([str(item.path) for item in slices])
-    try:
-        array = sitk.GetArrayFromImage(reader.Execute())
-    except RuntimeError as error:
-        raise DataError(f"{folder}: its DICOM voxels cannot be read: {_last_line(error)}") from error
     first = slices[0]
     affine = np.eye(4)
     affine[:3, 0] = first.across * first.spacing[0]
@@ -111,7 +131,7 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     affine[:3, 3] = first.position
     affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # DICOM's world is LPS+
     check_affine(affine, folder)
-    return RawImage(array.T, affine, notes=[f"read from a DICOM series of {len(slices)} slices"])
+    return slices, affine
 
 
 def header_texts(folder: Path) -> set[str]:

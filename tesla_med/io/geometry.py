@@ -133,6 +133,33 @@ def grid_difference(name: str, first: Grid, other_name: str, second: Grid) -> st
     return f"the grids differ in {' and '.join(which)}{apart}: {name} {first}; {other_name} {second}"
 
 
+def turned_to(array: npt.NDArray[Any], affine: Affine, target: Affine) -> tuple[npt.NDArray[Any], Affine]:
+    """Return an array with its axes in the order and the sense of those of another grid, and its affine.
+
+    Voxels keep their place in the world. An array of which two axes lie nearest to one axis of the other grid
+    stays as it is.
+
+    Args:
+        array: (I, J, K).
+        affine: (4, 4) of the array, voxel to mm.
+        target: (4, 4) of the other grid, voxel to mm.
+    """
+    units = [item[:3, :3] / np.linalg.norm(item[:3, :3], axis=0) for item in (target, affine)]
+    along = np.linalg.solve(*units)  # of the other grid's axes, by those of the array
+    axes = np.abs(along).argmax(axis=1)
+    if len(set(axes.tolist())) < 3:
+        return array, affine
+    turn = np.zeros((4, 4))
+    turn[3, 3] = 1
+    flipped = []
+    for index, axis in enumerate(axes):
+        backwards = along[index, axis] < 0
+        turn[axis, index] = -1 if backwards else 1
+        turn[axis, 3] = array.shape[axis] - 1 if backwards else 0
+        flipped += [index] if backwards else []
+    return np.flip(array.transpose(axes), tuple(flipped)), affine @ turn
+
+
 def lattice_offset(affine: Affine, target: Affine, shape: Sequence[int], where: object) -> tuple[int, ...]:
     """Return the voxel of the grid ``target`` on which the first voxel of a part of its lattice lies.
 

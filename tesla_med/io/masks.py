@@ -1,14 +1,17 @@
-"""Find masks in a folder, and tell which of them are of the same case."""
+"""Find masks in a folder, tell which of them are of the same case, and check which labels one holds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from tesla_med.errors import DataError
 from tesla_med.io.volumes import VOLUME_SUFFIXES, stem, volume_suffix
 from tesla_med.io.walk import walk
+from tesla_med.types import IntArray
 
 SUFFIX_PARTS = frozenset(
     (
@@ -110,3 +113,17 @@ def as_named_there(masks: Mapping[str, Path], others: Mapping[str, Path]) -> dic
         variants = (f"{name}{FIRST_CHANNEL}", name.removesuffix(FIRST_CHANNEL)) if name not in others else ()
         found[next((item for item in variants if item in others and item not in masks), name)] = path
     return found
+
+
+def check_labels(mask: IntArray, known: Sequence[int], what: str) -> None:
+    """Check that ``mask`` holds no label but those ``known`` and 0.
+
+    Raises:
+        DataError: it does; the message names the labels.
+    """
+    unknown = sorted({int(value) for value in np.unique(mask)} - {0, *known})
+    if unknown:
+        raise DataError(
+            f"{what} holds label {', '.join(map(str, unknown))}, expected only"
+            f" {', '.join(map(str, sorted({0, *known})))}; map its values or correct the class list"
+        )

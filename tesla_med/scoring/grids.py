@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tesla_med.errors import DataError
-from tesla_med.types import BoolArray, IntArray
+from tesla_med.types import BoolArray
 
 Doubles = npt.NDArray[np.float64]
 
@@ -63,20 +63,6 @@ def field_diagonal(shape: Sequence[int], spacing: Sequence[float]) -> float:
         DataError: ``spacing`` is not one positive number an axis.
     """
     return float(np.linalg.norm(np.multiply(shape, checked_spacing(spacing, len(shape)))))
-
-
-def check_labels(mask: IntArray, known: Sequence[int], what: str) -> None:
-    """Check that ``mask`` holds no label but those ``known`` and 0.
-
-    Raises:
-        DataError: it does; the message names the labels.
-    """
-    unknown = sorted({int(value) for value in np.unique(mask)} - {0, *known})
-    if unknown:
-        raise DataError(
-            f"{what} holds label {', '.join(map(str, unknown))}, expected only"
-            f" {', '.join(map(str, sorted({0, *known})))}; map its values or correct the class list"
-        )
 
 
 def bounding_box(mask: npt.NDArray[Any]) -> tuple[slice, ...]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import ConfigError, DataError
-from tesla_med.io.masks import as_named_there, find_masks
+from tesla_med.io.masks import as_named_there, check_labels, find_masks
 from tesla_med.io.pseudonyms import KeyFile
 from tesla_med.records import Measured
-from tesla_med.scoring.grids import check_labels, field_diagonal
+from tesla_med.scoring.grids import field_diagonal
 from tesla_med.scoring.metrics import METRICS, Empty, MaskPair, Metric, evaluate_metrics
 from tesla_med.scoring.pairs import REMEDY, Meaning, corrected_of, one_sided, read_pair, without_names
 from tesla_med.scoring.text import counted, decimals, percent, some

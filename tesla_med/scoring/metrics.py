@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
+from tesla_med.io.masks import check_labels
 from tesla_med.records import ClassScore
 from tesla_med.registry import Registry
-from tesla_med.scoring.grids import Doubles, check_labels, checked_spacing, paired, surface_distances
+from tesla_med.scoring.grids import Doubles, checked_spacing, paired, surface_distances
 from tesla_med.types import IntArray
 
 MICROLITRES_PER_ML = 1000.0

@@ -6,16 +6,16 @@ import csv
 import gzip
 import hashlib
 import json
+import shutil
 import zipfile
 
-import dicom_files
 import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
 import small_site as small
 import tile_site
-from pydicom.uid import generate_uid
+from exported import replace_mask, voxels, write_series
 
 from tesla_med.actions.export import export
 from tesla_med.adapt import adapt_site
@@ -31,17 +31,6 @@ SHAPES = {"Case1": (24, 20, 4), "Case2": (20, 24, 5)}
 DIRECTIONS = {"Case1": AXIAL, "Case2": OBLIQUE}
 
 
-def write_series(folder, array, **fields):
-    """Write a series as scanners do: with a frame of reference, a patient and a study."""
-    fields = {"FrameOfReferenceUID": generate_uid(entropy_srcs=["frame"]), "StudyDate": "20240101", **fields}
-    fields |= {"StudyTime": "120000", "PatientSex": "M", "PatientBirthDate": "19500101", "StudyID": "1"}
-    return dicom_files.write_series(folder, array, AccessionNumber="accession-4712", **fields)
-
-
-def voxels(shape, seed):
-    return np.random.default_rng(seed).integers(0, 900, shape).astype(np.uint16)
-
-
 @pytest.fixture(scope="module")
 def finished(one_thread, tmp_path_factory):
     """A run on two DICOM series whose masks are random, so that no flip and no swap of axes goes unseen."""
@@ -53,14 +42,6 @@ def finished(one_thread, tmp_path_factory):
     for seed, name in enumerate(SHAPES):
         replace_mask(folder / "run", name, seed)
     return folder
-
-
-def replace_mask(out, name, seed, filled=0.3):
-    path = out / "masks" / f"{name}_mask.nii.gz"
-    image = nib.load(path)
-    values = (np.random.default_rng(seed).random(image.shape) < filled).astype(np.uint8)
-    nib.save(nib.Nifti1Image(values, image.affine, image.header), path)
-    return values
 
 
 def mask_of(folder, name):
@@ -377,6 +358,53 @@ def test_a_series_with_parts_missing_fails_its_case_alone(finished, tmp_path):
     result = export(finished / "run", "dicom-seg", out=tmp_path / "out", dicom=tmp_path / "dicom")
     assert result.cases == ("Case2",)
     assert "StudyInstanceUID" in result.skipped["Case1"]
+
+
+def test_labels_without_a_class_are_refused_and_not_left_away(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    path = tmp_path / "run" / "masks" / "Case1_mask.nii.gz"
+    image = nib.load(path)
+    values = np.asarray(image.dataobj).copy()
+    values[12:16, 12:16, 3] = 7
+    nib.save(nib.Nifti1Image(values, image.affine, image.header), path)
+    result = export(tmp_path / "run", "dicom-seg", out=tmp_path / "out", dicom=finished / "dicom")
+    assert result.cases == ("Case2",)
+    assert "Case1: the mask" in result.skipped["Case1"]
+    assert "holds label 7, expected only 0, 1" in result.skipped["Case1"]
+    assert not (tmp_path / "out" / "Case1_seg.dcm").exists()
+
+
+TEXTS = {
+    None: ("Quimby^Zelda", "Knee"),
+    "ISO_IR 100": ("Müller^Jörg", "Prüfung"),
+    "ISO_IR 192": ("Łukasz^Żaneta=前列腺^医", "Übersicht"),
+    "ISO 2022 IR 87": ("Yamada^Tarou=山田^太郎=やまだ^たろう", "前立腺"),
+    "ISO_IR 144": ("Люкceмбypг", "Обзор"),
+}
+
+
+@pytest.mark.parametrize("label", ["Prostata: Übergangszone", "前列腺", "prostate"])
+@pytest.mark.parametrize("characters", TEXTS)
+def test_texts_survive_whatever_their_characters(finished, tmp_path, characters, label):
+    import pydicom
+
+    patient, study = TEXTS[characters]
+    sets = ["", characters] if characters == "ISO 2022 IR 87" else characters
+    fields = {"SpecificCharacterSet": sets, "PatientName": patient, "StudyDescription": study}
+    write_series(tmp_path / "dicom" / "Case1", voxels(SHAPES["Case1"], 0), **fields)
+    shutil.copytree(finished / "run", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    record["settings"]["pipeline"]["classes"][1]["name"] = label
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    more = {"dicom": tmp_path / "dicom", "out": tmp_path / "out", "cases": ["Case1"]}
+    assert export(tmp_path / "run", "dicom-seg", **more).skipped == {}
+    item = pydicom.dcmread(tmp_path / "out" / "Case1_seg.dcm")
+    assert str(item.PatientName) == patient
+    assert item.StudyDescription == study
+    assert item.SegmentSequence[0].SegmentLabel == label
+    assert item.SegmentSequence[0].SegmentedPropertyTypeCodeSequence[0].CodeMeaning == label
+    plain = (patient + study + label).isascii()
+    assert item.get("SpecificCharacterSet") == (None if plain else "ISO_IR 192")
 
 
 def test_slices_without_a_frame_of_reference_are_refused(finished, tmp_path):

@@ -8,8 +8,9 @@ import torch
 
 from tesla_med.config.models import LabelClass
 from tesla_med.errors import DataError
+from tesla_med.io.masks import check_labels
 from tesla_med.scoring import metrics
-from tesla_med.scoring.grids import bounding_box, check_labels, field_diagonal, surface_distances
+from tesla_med.scoring.grids import bounding_box, field_diagonal, surface_distances
 from tesla_med.scoring.metrics import MaskPair, assd, dice, hd95, score_case, surface_dice, volume_ml
 
 CLASSES = (
