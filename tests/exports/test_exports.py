@@ -360,18 +360,18 @@ def test_a_series_with_parts_missing_fails_its_case_alone(finished, tmp_path):
     assert "StudyInstanceUID" in result.skipped["Case1"]
 
 
-def test_labels_without_a_class_are_refused_and_not_left_away(finished, tmp_path):
+@pytest.mark.parametrize("form", ["dicom-seg", "slicer"])
+def test_labels_without_a_class_are_refused_and_not_left_away(finished, tmp_path, form):
     shutil.copytree(finished / "run", tmp_path / "run")
     path = tmp_path / "run" / "masks" / "Case1_mask.nii.gz"
     image = nib.load(path)
     values = np.asarray(image.dataobj).copy()
     values[12:16, 12:16, 3] = 7
     nib.save(nib.Nifti1Image(values, image.affine, image.header), path)
-    result = export(tmp_path / "run", "dicom-seg", out=tmp_path / "out", dicom=finished / "dicom")
+    result = export(tmp_path / "run", form, out=tmp_path / "out", **options(form, finished))
     assert result.cases == ("Case2",)
-    assert "Case1: the mask" in result.skipped["Case1"]
     assert "holds label 7, expected only 0, 1" in result.skipped["Case1"]
-    assert not (tmp_path / "out" / "Case1_seg.dcm").exists()
+    assert not list((tmp_path / "out").glob("Case1*"))
 
 
 TEXTS = {
