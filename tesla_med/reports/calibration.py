@@ -15,6 +15,7 @@ from tesla_med.scoring.summary import merge, summarise
 
 COLORS = {"source": "#8a94a3", "adapted": "#1f6f8b"}
 REGION = "calibration region"
+OBSERVED = "observed"
 INK = "#27313d"
 
 
@@ -128,6 +129,14 @@ def reliability_png(summary: Mapping[str, Any], pipeline: PipelineConfig) -> byt
         grid[1, 0].set_ylabel(f"{noun}s", color=INK)
         for axes in grid[1]:
             axes.set_xlabel(confidence, color=INK)
+        handles = {
+            name: handle
+            for handle, name in zip(*grid[0, 0].get_legend_handles_labels(), strict=True)
+            if name != OBSERVED
+        }  # the bars, of two colours, are told by the label of the axis
+        part.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+        )
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
@@ -148,7 +157,7 @@ def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> Non
         color=color,
         edgecolor="white",
         linewidth=0.8,
-        label="observed",
+        label=OBSERVED,
     )
     above.plot(
         [bins["confidence"][index] for index in filled],
@@ -163,7 +172,6 @@ def _draw(above: Any, below: Any, figures: Mapping[str, Any], model: str) -> Non
     ece = figures["ece"]
     above.set_title(f"{model}   ECE {'n/a' if ece is None else format(ece, '.3f')}", color=INK, fontsize=11)
     above.set(xlim=(0, 1), ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
-    above.legend(loc="upper left", fontsize=7.5, framealpha=0.85, edgecolor="none")
     below.bar(left, counts, width, align="edge", color=color, edgecolor="white", linewidth=0.8)
     below.set_yscale("symlog", linthresh=10)
     below.set_ylim(bottom=0)

@@ -104,7 +104,7 @@ def scatter_png(results: Sequence[CaseResult]) -> bytes:
     covered = "n/a" if summary.coverage is None else f"{100 * summary.coverage:.0f} %"
     axes.set_title(f"r {text}, {covered} of {summary.pairs} in their 90 % interval", color=INK, fontsize=10.5)
     lowest = min(min(score.dice or 0.0, score.predicted_low or 0.0) for score in found)
-    start = max(0.0, min(0.9, lowest - 0.05))
+    start = max(-0.02, min(0.9, lowest - 0.05))  # below 0, so that a Dice of 0 is seen
     axes.set(xlim=(start, 1), ylim=(start, 1), xlabel="predicted Dice", ylabel="true Dice")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e8ebef", linewidth=0.8)
