@@ -9,7 +9,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,18 @@ TRUST = "--trust-code lets MONAI run what the bundle holds, if you trust those w
 MOST = 20_000
 """Values that one configuration may hold once its references are followed."""
 DEEPEST = 50
+PARTS = {
+    "network": ("evaluator::network", "network", "network_def"),
+    "inferer": ("evaluator::inferer", "inferer"),
+    "postprocessing": ("evaluator::postprocessing", "postprocessing"),
+    "preprocessing": (
+        "evaluator::val_data_loader::dataset::transform",
+        "dataloader::dataset::transform",
+        "dataset::transform",
+        "preprocessing",
+    ),
+}
+"""Where the parts of a workflow lie: first as what is run refers to them, then by their usual names."""
 _HINTS = frozenset(("_target_", "_desc_", "_disabled_", "_requires_", "_mode_"))
 _MOVED = re.compile(r"\$?\s*@(\w+(?:(?:::|#)\w+)*)(?:\.to\([^()]*\)|\.cuda\(\)|\.eval\(\))*\s*")
 """A component on a device, as in ``$@network_def.to(@device)``."""
@@ -213,20 +225,65 @@ class BundleConfig:
                 raise self.refused(where, node, str(reason)) from None
         raise self.refused(where, node, "its references lead in a circle")
 
-    def transforms(self, key: str) -> list[Any]:
-        """Return the transforms of a key as they are written: of a ``Compose``, of a list, or one.
+    def place(self, part: str) -> tuple[str, Any] | None:
+        """Return the key of a part of ``PARTS``, references to it followed, and what is written there."""
+        return next((found for key in PARTS[part] if (found := self.at(key)) is not None), None)
+
+    def at(self, key: str) -> tuple[str, Any] | None:
+        """Return where a key leads to, references followed, and what is written there; None for nowhere."""
+        where, node = "", self.content
+        for part in key.split("::"):
+            if not isinstance(node, dict) or node.get(part) is None:
+                return None
+            where, node = self._referred(f"{where}::{part}".removeprefix("::"), node[part])
+        return where, node
+
+    def _referred(self, where: str, node: Any) -> tuple[str, Any]:
+        for _ in range(20):
+            moved = _MOVED.fullmatch(node) if isinstance(node, str) else None
+            if moved is None:
+                break
+            try:
+                where, node = moved[1].replace("#", "::"), self._found(moved[1])
+            except NotPlain:
+                break
+        return where, node
+
+    def transforms(self, part: str) -> list[tuple[str, Any]]:
+        """Return the transforms of a part, as they are written, with their keys.
+
+        A ``Compose`` in another is taken for what it holds.
 
         Raises:
-            CheckpointError: it is missing, or resamples lazily, which gives other voxels.
+            CheckpointError: it is missing or switched off, or resamples lazily, which gives other voxels.
         """
-        node = self.followed(self.content.get(key), key)
+        where, node = self.place(part) or (part, None)
+        node = self.followed(node, where)
         if node is None:
-            raise self.refused(key, node, "it is missing")
-        if isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "Compose":
-            if self.plain(node.get("lazy", False), f"{key}::lazy"):
-                raise self.refused(f"{key}::lazy", node["lazy"], "resampling all at once is not supported")
-            node = self.followed(node.get("transforms", []), f"{key}::transforms")
-        return node if isinstance(node, list) else [node]
+            raise self.refused(where, node, "it is missing")
+        if _composes(node) and self.component(node, where) is None:
+            raise self.refused(where, node, "it is switched off")
+        return list(self._flat(where, node, 0))
+
+    def _flat(self, where: str, node: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        self._spend(where, depth)
+        if _composes(node):
+            found = self.component(node, where)
+            if found is None:
+                return
+            if self.plain(found[1].get("lazy", False), f"{where}::lazy"):
+                raise self.refused(f"{where}::lazy", node["lazy"], "resampling all at once is not supported")
+            where = f"{where}::transforms"
+            node = self.followed(found[1].get("transforms", []), where)
+        for index, item in enumerate(node if isinstance(node, list) else [node]):
+            inner = f"{where}::{index}"
+            try:
+                followed = self.followed(item, inner)
+                yield from (
+                    list(self._flat(inner, followed, depth + 1)) if _composes(followed) else [(inner, item)]
+                )
+            except CheckpointError:  # refused by its key where it is read
+                yield inner, item
 
     # ------------------------------------------------------------ values
 
@@ -236,12 +293,7 @@ class BundleConfig:
         Raises:
             CheckpointError: it holds a class, or something to run.
         """
-        self._left -= 1
-        if self._left < 0 or where.count("::") > DEEPEST:
-            raise CheckpointError(
-                f"{self.file}: {where[:60]} holds more than {MOST} values, or more than {DEEPEST} levels of "
-                "them, once references are followed"
-            )
+        self._spend(where, where.count("::"))
         if isinstance(node, str):
             if node[:1] == "$" and (least := threshold(node[1:])) is not None:
                 return {"above": least}
@@ -259,6 +311,14 @@ class BundleConfig:
         if node is None or isinstance(node, bool | int | float):
             return node
         raise self.refused(where, node, "a number, a text or a list is expected")
+
+    def _spend(self, where: str, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0 or depth > DEEPEST:
+            raise CheckpointError(
+                f"{self.file}: {where[:60]} holds more than {MOST} values, or more than {DEEPEST} levels of "
+                "them, once references are followed"
+            )
 
     def _value(self, text: str) -> Any:
         if text[:1] == "$":
@@ -310,6 +370,10 @@ def dictionary_name(name: str) -> str:
     if name.endswith("Dict"):
         return f"{name.removesuffix('Dict')}d"
     return f"{name[:-1]}d" if name.endswith("D") else name
+
+
+def _composes(node: Any) -> bool:
+    return isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "Compose"
 
 
 def _mapping(path: Path) -> dict[str, Any]:
