@@ -73,7 +73,7 @@ def _turning(item: Any, folder: str) -> list[Any]:
     from monai.transforms import Orientationd
 
     if type(item).__name__ == "EnsureChannelFirstd":
-        _check(item.adjuster, folder)
+        _check(getattr(item, "adjuster", item), folder)
     if type(item).__name__ != "LoadImaged":
         return []
     loader = item._loader

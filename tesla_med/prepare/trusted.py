@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 _SAID: set[Path] = set()
 _ROOTS: set[Path] = set()
 """Bundles whose modules may have been imported."""
+_ADDED: set[str] = set()
+"""What was added to the path on which modules are found."""
 
 
 def run_key(folder: str, part: str) -> Any:
@@ -49,14 +51,27 @@ def _alone(root: Path) -> None:
     others = _ROOTS - {root}
     _ROOTS.clear()
     _ROOTS.add(root)
-    names = {str(other) for other in others}
-    sys.path[:] = [entry for entry in sys.path if entry not in names]
+    sys.path[:] = [entry for entry in sys.path if entry not in _ADDED - {str(root)}]
     for name, module in list(sys.modules.items()):
-        held = [getattr(module, "__file__", None), *_folders(module)]
-        if any(other in Path(item).parents for item in held if isinstance(item, str) for other in others):
+        if name.partition(".")[0] not in ("__main__", "tesla_med") and _lies_in(module, others):
             del sys.modules[name]
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
+        _ADDED.add(str(root))
+
+
+def _lies_in(module: object, roots: set[Path]) -> bool:
+    """Return whether a module belongs to one of these folders, and is not installed in one."""
+    held = [getattr(module, "__file__", None), *_folders(module)]
+    paths = [Path(item) for item in held if isinstance(item, str)]
+    installed = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    return any(
+        root in path.parents
+        and "site-packages" not in path.parts
+        and not any(prefix in path.parents and root in prefix.parents for prefix in installed)
+        for path in paths
+        for root in roots
+    )
 
 
 def _folders(module: object) -> list[str]:

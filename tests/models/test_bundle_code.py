@@ -97,6 +97,17 @@ def test_each_bundle_has_the_modules_of_its_own_folder(tmp_path):
 
 
 @pytest.mark.usefixtures("own_modules")
+def test_what_is_installed_inside_of_a_bundle_stays(tmp_path, monkeypatch):
+    bundles = [of_scripts(tmp_path / name, name) for name in ("a", "b")]
+    module = type(sys)("installed")
+    module.__file__ = str(bundles[0].resolve() / "lib" / "site-packages" / "installed.py")
+    monkeypatch.setitem(sys.modules, "installed", module)
+    for bundle in bundles:
+        load(bundle, trust=True)
+    assert sys.modules["installed"] is module
+
+
+@pytest.mark.usefixtures("own_modules")
 def test_trust_ends_with_the_call_that_has_it(tmp_path):
     bundle, image = of_scripts(tmp_path / "b", "b"), make_image(tmp_path / "i" / "c.nii.gz")
     adapt_site(
