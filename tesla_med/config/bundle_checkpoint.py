@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tesla_med.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from tesla_med.config.bundle_files import BundleConfig
+    from tesla_med.config.bundle_config import BundleConfig
 
 LOADERS = ("checkpointloader", "checkpoint_loader")
 """Keys under which a text that cannot be read is a loader all the same."""

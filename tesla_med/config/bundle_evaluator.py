@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tesla_med.config.bundle_files import BundleConfig
+from tesla_med.config.bundle_config import BundleConfig
 
 _OWN = ("iteration_update", "prepare_batch", "decollate_fn")
 
@@ -11,7 +11,12 @@ def evaluator_notes(config: BundleConfig) -> list[str]:
     """Return remarks on the evaluator of a bundle, of which there may be none."""
     _, node = config.at("evaluator") or ("", None)
     if not isinstance(node, dict):
-        return []
+        several = len(config.evaluators()) > 1
+        return (
+            ["the bundle has several evaluators; its parts are taken from their usual keys"]
+            if several
+            else []
+        )
     target = str(node.get("_target_", "SupervisedEvaluator"))
     found = []
     if target.rpartition(".")[2] != "SupervisedEvaluator":

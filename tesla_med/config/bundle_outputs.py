@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tesla_med.config.bundle import READING
-from tesla_med.config.bundle_files import BundleConfig, dictionary_name
+from tesla_med.config.bundle_config import BundleConfig, dictionary_name
 from tesla_med.config.bundle_painting import Painting, painting
 from tesla_med.errors import CheckpointError
 
@@ -18,6 +18,8 @@ _EACH_BY_ITSELF = READING | frozenset(
 )
 """Steps that change where regions are, and not what they are called."""
 _READ = frozenset(("Activationsd", "AsDiscreted", "Invertd"))
+_MADE = ("names", "name", "output_key")
+"""Arguments that name what a step makes of its keys."""
 _Step = tuple[str, dict[str, Any]]
 
 
@@ -278,7 +280,8 @@ class Outputs:
 def _of_prediction(given: Any) -> bool:
     """Return whether a step may change the prediction; unread ones may."""
     keys = _keys(given.get("keys")) if isinstance(given, dict) else []
-    return not keys or "pred" in keys
+    made = [key for name in _MADE for key in _keys(given.get(name))] if keys else []
+    return not keys or "pred" in (*keys, *made)
 
 
 def _keys(node: Any) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config import bundle as lists
+from tesla_med.config.bundle_config import BundleConfig
 from tesla_med.config.bundle_evaluator import evaluator_notes
-from tesla_med.config.bundle_files import BundleConfig, bundle_folder, weights_notes, weights_of
+from tesla_med.config.bundle_files import bundle_folder, weights_notes, weights_of
 from tesla_med.config.bundle_outputs import Outputs
 from tesla_med.config.bundle_steps import steps_of
 from tesla_med.config.licences import terms_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tesla_med.config import bundle as lists
-from tesla_med.config.bundle_files import BundleConfig, dictionary_name
+from tesla_med.config.bundle_config import BundleConfig, dictionary_name
 
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "anti_aliasing")
 _OTHERS = ("label", "mask", "pred")

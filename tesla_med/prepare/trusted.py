@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tesla_med.config.bundle_files import BundleConfig, config_files
+from tesla_med.config.bundle_config import BundleConfig, config_files
 from tesla_med.config.trust import check_trusted
 from tesla_med.errors import CheckpointError
 

@@ -197,6 +197,7 @@ def test_nested_regions_are_painted_as_the_bundle_paints_them(tmp_path, place):
         PAINT | {"keys": "@key"},
         {"_target_": "LabelFilterd", "keys": "pred", "applied_labels": [1]},
         {"_target_": "scripts.Paintd", "keys": "pred"},
+        {"_target_": "CopyItemsd", "keys": "other", "names": "pred"},
     ],
 )
 def test_what_may_paint_regions_otherwise_is_refused(tmp_path, step, trust):

@@ -23,7 +23,7 @@ from bundles import (
 )
 
 from tesla_med.actions.predict import predict
-from tesla_med.config.bundle_files import BundleConfig
+from tesla_med.config.bundle_config import BundleConfig
 from tesla_med.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,6 +76,15 @@ def test_the_network_that_runs_is_built_not_another_that_is_defined(tmp_path):
     file = bundle / "configs" / "inference.json"
     file.write_text(json.dumps(content | {"network_def": content["network"]}))
     assert agreement(mask(tmp_path / "out"), of_monai(bundle, image)[0]) == (1.0, 1.0)
+
+
+def test_the_only_evaluator_counts_whatever_it_is_called(tmp_path):
+    mine = EVALUATOR | {"_target_": "monai.engines.SupervisedEvaluator", "inferer": "@mine"}
+    content = config(validator=mine, mine=config()["inferer"] | {"roi_size": [8, 8, 8]})
+    assert load(make_bundle(tmp_path / "b", content)).model.patch == (8, 8, 8)
+    two = make_bundle(tmp_path / "two", content | {"other": EVALUATOR})
+    assert load(two).model.patch == (16, 16, 8)
+    assert any("several evaluators" in note for note in load(two).notes)
 
 
 @pytest.mark.parametrize(
