@@ -1,6 +1,7 @@
 """Which file a MONAI bundle loads into its network, and which part of it, read without running anything.
 
-The loader is ``checkpointloader`` or one of ``handlers``; where there is none, ``ckpt_path`` names the file.
+Loaders are looked for in the whole configuration, under any key; where there is none, ``ckpt_path`` names the
+file.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from typing import TYPE_CHECKING, Any
 from tesla_med.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from tesla_med.config.bundle_files import BundleConfig
+    from tesla_med.config.bundle_config import BundleConfig
 
 LOADERS = ("checkpointloader", "checkpoint_loader")
-HANDLERS = ("handlers", "val_handlers", "evaluator::val_handlers")
+"""Keys under which a text that cannot be read is a loader all the same."""
 UNKNOWN = ""
 """In place of a key: a part of the file is named, but it cannot be read which."""
-_ENTRY = r"['\"]([\w.]+)['\"]\s*:\s*([^,{}'\"]+)"
-_PAIRS = re.compile(rf"\$\s*\{{\s*{_ENTRY}(?:,\s*{_ENTRY})*,?\s*\}}\s*")
-"""A mapping as an expression, ``${'model': @network}``."""
+LONGEST = 1000
+"""Characters of a mapping that is written as an expression."""
+_NOT_SEARCHED = frozenset(("_meta_", "bundle_root", "_desc_"))
+_PART = re.compile(r"'[\w.]+'|\"[\w.]+\"")
 _NETWORK = re.compile(r"@network(?:_def)?\b")
-_BY_HAND = re.compile(r"load_state_dict|torch\.load|CheckpointLoader")
+_BY_HAND = re.compile(
+    r"load_state_dict|torch\.load|jit\.load|CheckpointLoader|copy_model_state|load_net_with_metadata|load_file"
+)
+_IMPORT = re.compile(r"\$\s*(?:import|from)\s")
+_NAMED = re.compile(r"@ckpt_path\b")
 
 
 @dataclass(frozen=True)
@@ -53,44 +59,52 @@ def named_checkpoint(config: BundleConfig) -> Named:
     if not found and isinstance(config.content.get("ckpt_path"), str):
         found = [Named(*_file(config, config.content["ckpt_path"], "ckpt_path"))]
     if not found:
-        texts = [text for key in ("initialize", "run") for text in _texts(config.content.get(key))]
-        by_hand = next((text for text in texts if _BY_HAND.search(text)), None)
-        return Named(problem=None if by_hand is None else f"weights are loaded by {by_hand[:100]!r}")
-    if len(found) > 1:
-        names = " and ".join(sorted({str(item.path or "a file that cannot be read") for item in found}))
-        return Named(key=UNKNOWN, problem=f"several checkpoint loaders, of {names}")
-    return found[0]
-
-
-def _texts(node: Any) -> list[str]:
-    return [item for item in (node if isinstance(node, list) else [node]) if isinstance(item, str)]
+        return Named()
+    if len({(item.path, item.problem) for item in found}) == 1:
+        return found[0] if len(found) == 1 else Named(found[0].path, UNKNOWN, found[0].problem)
+    names = sorted({str(item.path or f"a file that cannot be read ({item.problem})") for item in found})
+    return Named(key=UNKNOWN, problem=f"several checkpoint loaders, of {' and '.join(names)}")
 
 
 def _loaders(config: BundleConfig) -> Iterator[tuple[Any, str]]:
-    """Yield every loader that is not switched off once, and its key."""
-    seen: set[int] = set()  # an evaluator refers to the handlers
-    for key in LOADERS:
-        node = _lexical(config, config.content.get(key))
-        if node is not None and not _off(config, node):
-            seen.add(id(node))
+    """Yield everything that may load weights, but for mappings that are switched off, and its key."""
+    for node, key in _nodes(config.content):
+        if isinstance(node, dict):
+            target = str(node.get("_target_", "")).rpartition(".")[2]
+            if (target.endswith("CheckpointLoader") or "load_path" in node) and not _off(config, node):
+                yield node, key
+        elif key in LOADERS or _loads(node, key):
+            followed = _lexical(config, node)
+            if followed is not None and not isinstance(followed, dict):
+                yield node, key
+
+
+def _nodes(content: Any) -> Iterator[tuple[Any, str]]:
+    """Yield every mapping and every text of a configuration once, and its key."""
+    left, seen = [(content, "")], set[int]()
+    while left:
+        node, key = left.pop()
+        if isinstance(node, str):
             yield node, key
-    for key in HANDLERS:
-        node = _lexical(config, _at(config.content, key))
-        for index, entry in enumerate(node if isinstance(node, list) else [node]):
-            item = _lexical(config, entry)
-            if id(item) in seen:
-                continue
-            seen.add(id(item))
-            target = str(item.get("_target_", "")) if isinstance(item, dict) else str(item)
-            text = isinstance(item, str) and _BY_HAND.search(item) is not None
-            if text or (target.rpartition(".")[2] == "CheckpointLoader" and not _off(config, item)):
-                yield item, f"{key}::{index}"
+        if not isinstance(node, dict | list) or id(node) in seen:
+            continue
+        seen.add(id(node))  # YAML can hold itself
+        if isinstance(node, dict):
+            yield node, key
+        pairs = enumerate(node) if isinstance(node, list) else node.items()
+        inner = [
+            (value, f"{key}::{name}".removeprefix("::")) for name, value in pairs if name not in _NOT_SEARCHED
+        ]
+        left += inner[::-1]
 
 
-def _at(content: Any, key: str) -> Any:
-    for part in key.split("::"):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
+def _loads(text: str, key: str) -> bool:
+    """Return whether a text loads weights, or takes what another file holds into a place that may."""
+    runs = text[:1] == "$" or key.endswith("::_target_")
+    if text[:1] == "%":
+        return re.search(r"\.(?:json|ya?ml)\b", text) is not None
+    loader = key.endswith("::_target_") and text.endswith("CheckpointLoader")  # its mapping counts
+    return runs and not loader and _BY_HAND.search(text) is not None and _IMPORT.match(text) is None
 
 
 def _lexical(config: BundleConfig, node: Any) -> Any:
@@ -111,11 +125,16 @@ def _off(config: BundleConfig, node: Any) -> bool:
 
 
 def _of_loader(config: BundleConfig, node: Any, key: str) -> Named:
-    if not isinstance(node, dict):
-        path, _, problem = _file(config, node, key)
-        return Named(path, UNKNOWN if problem else None, problem)
+    if isinstance(node, str):
+        named = config.content.get("ckpt_path")
+        if _NAMED.search(node) and isinstance(named, str) and not _loads(named, "ckpt_path"):
+            path, _, problem = _file(config, named, "ckpt_path")
+            return Named(path, UNKNOWN, problem)
+        return Named(key=UNKNOWN, problem=f"weights are loaded by {node[:100]!r} ({key[:60]})")
     path, _, problem = _file(config, node.get("load_path"), f"{key}::load_path")
-    return Named(path, _part(config, node.get("load_dict")), problem)
+    own = str(node.get("_target_", "CheckpointLoader")).rpartition(".")[2] != "CheckpointLoader"
+    given = node.get("load_dict")
+    return Named(path, UNKNOWN if own and given is None else _part(config, given), problem)
 
 
 def _file(config: BundleConfig, text: Any, key: str) -> tuple[Path | None, str | None, str | None]:
@@ -142,11 +161,24 @@ def _part(config: BundleConfig, node: Any) -> str | None:
     if node is None:
         return None
     if isinstance(node, str):
-        whole = _PAIRS.fullmatch(node)
-        node = dict(re.findall(_ENTRY, node)) if whole is not None else None
+        node = _pairs(node)
     if not isinstance(node, dict) or not node:
         return UNKNOWN
     if len(node) == 1:
         return str(next(iter(node)))
     keys = [str(key) for key, value in node.items() if isinstance(value, str) and _NETWORK.search(value)]
     return keys[0] if len(keys) == 1 else UNKNOWN
+
+
+def _pairs(text: str) -> dict[str, str] | None:
+    """Return a mapping that is written as an expression, ``${'model': @network}``; None of other texts."""
+    inner = text[1:].strip()
+    if text[:1] != "$" or len(text) > LONGEST or inner[:1] != "{" or inner[-1:] != "}":
+        return None
+    found = {}
+    for entry in inner[1:-1].strip().removesuffix(",").split(","):
+        name, _, value = entry.partition(":")
+        if _PART.fullmatch(name.strip()) is None or not value.strip() or set(value) & set("{}'\""):
+            return None
+        found[name.strip()[1:-1]] = value.strip()
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tesla_med.config.bundle import READING
-from tesla_med.config.bundle_files import BundleConfig, dictionary_name
+from tesla_med.config.bundle_config import BundleConfig, dictionary_name
 from tesla_med.config.bundle_painting import Painting, painting
 from tesla_med.errors import CheckpointError
 
@@ -17,8 +17,10 @@ _EACH_BY_ITSELF = READING | frozenset(
     ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd", "FillHolesd", "CastToTyped")
 )
 """Steps that change where regions are, and not what they are called."""
-_HALF = (None, [None], 0.5, [0.5], False, True)
-"""Thresholds that mean a half, or none."""
+_READ = frozenset(("Activationsd", "AsDiscreted", "Invertd"))
+_MADE = ("names", "name", "output_key")
+"""Arguments that name what a step makes of its keys."""
+_Step = tuple[str, dict[str, Any]]
 
 
 class Outputs:
@@ -84,29 +86,19 @@ class Outputs:
         Raises:
             CheckpointError: the meaning of the outputs is unknown.
         """
-        if "postprocessing" not in self.config.content:
+        if self.config.place("postprocessing") is None:
+            self.nearest = True
+            self.notes.append(
+                "the bundle has no postprocessing: the largest output counts, or of a single one what is "
+                "above a half, and the way back is by the nearest voxel"
+            )
             return count == 1
         left: list[tuple[str, str, Any]] = []
         steps = list(self._steps(left))
-        names = [name for name, _ in steps]
-        made = [values for name, values in steps if name == "Activationsd"]
-        drawn = [values for name, values in steps if name == "AsDiscreted"]
-        sigmoid, softmax = (any(item[key] for item in made) for key in ("sigmoid", "softmax"))
-        argmax = any(item["argmax"] for item in drawn)
-        limits = [item["threshold"] for item in drawn if item["threshold"] not in _HALF]
-        self.notes += [f"the bundle's threshold of {limit} is not used; a half is" for limit in limits]
-        back = [values.get("nearest_interp", True) for name, values in steps if name == "Invertd"]
-        self.nearest = any(back)
-        if not self.nearest and "Invertd" in names and "AsDiscreted" in names[: names.index("Invertd")]:
-            self.notes.append("the bundle resamples masks; here probabilities are, so edges may differ")
-        if not (sigmoid or softmax or argmax or not drawn):
-            raise CheckpointError(
-                f"{self.config.file}: postprocessing has neither softmax nor sigmoid nor argmax, so the "
-                "meaning of the outputs is unknown"
-            )
-        overlap = sigmoid and not softmax and not argmax
+        self._way_back(steps)
+        overlap = self._overlap(steps, left, count)
         if overlap and count > 1:
-            left = self._painted(left, names, count)
+            left = self._painted(left, [name for name, _ in steps], count)
             if self.painting is None:
                 self.notes.append(
                     "the model's outputs are overlapping regions; in the mask each is painted over those "
@@ -121,6 +113,64 @@ class Outputs:
         ]
         return count == 1 or overlap
 
+    def _way_back(self, steps: list[_Step]) -> None:
+        """Read how masks find their way back, by ``Invertd``."""
+        names = [name for name, _ in steps]
+        back = [values.get("nearest_interp", True) for name, values in steps if name == "Invertd"]
+        self.nearest = any(back) if back else True
+        if not back:
+            self.notes.append(
+                "the bundle's postprocessing has no Invertd for the prediction; the way back is by the "
+                "nearest voxel"
+            )
+        elif not self.nearest and "AsDiscreted" in names[: names.index("Invertd")]:
+            self.notes.append("the bundle resamples masks; here probabilities are, so edges may differ")
+
+    def _overlap(self, steps: list[_Step], left: list[tuple[str, str, Any]], count: int) -> bool:
+        """Return whether regions overlap by what is done to outputs.
+
+        Raises:
+            CheckpointError: the meaning of the outputs is unknown.
+        """
+        made = [values for name, values in steps if name == "Activationsd"]
+        drawn = [values for name, values in steps if name == "AsDiscreted"]
+        sigmoid, softmax = (any(item[key] for item in made) for key in ("sigmoid", "softmax"))
+        argmax = any(item["argmax"] for item in drawn)
+        limits = [item["threshold"] for item in drawn if item["threshold"] is not None]
+        self.notes += [
+            f"the bundle's threshold of {limit} is not used; a half is"
+            for limit in limits
+            if isinstance(limit, bool) or limit != 0.5
+        ]
+        if count == 1 and (softmax or argmax):
+            raise CheckpointError(
+                f"{self.config.file}: postprocessing has softmax or argmax, which say nothing of one output"
+            )
+        if not (sigmoid or softmax or argmax):
+            self._unknown(left, drawn, count)
+        elif softmax and not argmax:
+            does = "compares each class with a threshold" if limits else "takes no argmax"
+            self.notes.append(
+                f"after softmax the bundle {does}; here the class with the largest probability is taken"
+            )
+        return sigmoid and not softmax and not argmax
+
+    def _unknown(self, left: list[tuple[str, str, Any]], drawn: list[dict[str, Any]], count: int) -> None:
+        """Note how outputs are taken that no step gives a meaning.
+
+        Raises:
+            CheckpointError: a step may give them one, and cannot be read.
+        """
+        hiding = [where for where, _, given in left if _of_prediction(given)]
+        unread = "".join(f"; {where} is not read" for where in hiding[:3])
+        if drawn or (hiding and count > 1):
+            raise CheckpointError(
+                f"{self.config.file}: postprocessing has neither softmax nor sigmoid nor argmax, so the "
+                f"meaning of the outputs is unknown{unread}"
+            )
+        taken = "the largest output counts" if count > 1 else "what is above a half of a sigmoid counts"
+        self.notes.append(f"postprocessing has neither softmax nor sigmoid nor argmax; {taken}")
+
     def _painted(
         self, left: list[tuple[str, str, Any]], names: list[str], count: int
     ) -> list[tuple[str, str, Any]]:
@@ -132,7 +182,7 @@ class Outputs:
         kept = []
         for where, name, given in left:
             keys = _keys(given.get("keys")) if isinstance(given, dict) else []
-            if name in _EACH_BY_ITSELF or (keys and "pred" not in keys):
+            if name in _EACH_BY_ITSELF or not _of_prediction(given):
                 kept.append((where, name, given))
                 continue
             found = None
@@ -159,8 +209,7 @@ class Outputs:
         Those that are not done are added to ``left``: key, name, and arguments as they are written.
         """
         config = self.config
-        for index, node in enumerate(config.transforms("postprocessing")):
-            where = f"postprocessing::transforms::{index}"
+        for where, node in config.transforms("postprocessing"):
             try:
                 found = config.component(node, where)
             except CheckpointError:
@@ -171,11 +220,11 @@ class Outputs:
             name, given = dictionary_name(found[0]), found[1]
             if name not in _SILENT:
                 left.append((where, name, given))
+            keys = _keys(given.get("keys"))
+            if name in _READ and keys and "pred" not in keys:
+                continue
             if name == "Activationsd" and given.get("other") is not None:
                 raise config.refused(f"{where}::other", given["other"], "expected softmax or sigmoid")
-            keys = _keys(given.get("keys"))
-            if name == "Invertd" and keys and "pred" not in keys:
-                continue
             wanted = {
                 "Activationsd": ("sigmoid", "softmax"),
                 "AsDiscreted": ("argmax", "threshold"),
@@ -210,6 +259,11 @@ class Outputs:
             names = [str(named.get("1", "foreground"))]
         if not regions and named and "back" not in names[0].lower():
             self.notes.append(f"the first output, {names[0]!r}, is taken for the background")
+        if regions and self.painting is None and count > 1 and "back" in names[0].lower():
+            self.notes.append(
+                f"the first region, {names[0]!r}, is painted like the others, with the value 1; those "
+                "after it have the values from 2"
+            )
         first, rest = ("background", names) if regions else (names[0], names[1:])
         if not rest:
             raise CheckpointError(f"{self.config.folder}: one class is nothing to segment")
@@ -221,6 +275,13 @@ class Outputs:
             pairs = zip(self.painting.order, self.painting.values, strict=True)
             every = [every[channel] | {"value": value} for channel, value in pairs]
         return [{"value": 0, "name": first, "color": "#000000"}, *every]
+
+
+def _of_prediction(given: Any) -> bool:
+    """Return whether a step may change the prediction; unread ones may."""
+    keys = _keys(given.get("keys")) if isinstance(given, dict) else []
+    made = [key for name in _MADE for key in _keys(given.get(name))] if keys else []
+    return not keys or "pred" in (*keys, *made)
 
 
 def _keys(node: Any) -> list[str]:

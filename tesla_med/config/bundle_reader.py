@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tesla_med.config import bundle as lists
-from tesla_med.config.bundle_files import (
-    BundleConfig,
-    bundle_folder,
-    dictionary_name,
-    weights_notes,
-    weights_of,
-)
+from tesla_med.config.bundle_config import BundleConfig
+from tesla_med.config.bundle_evaluator import evaluator_notes
+from tesla_med.config.bundle_files import bundle_folder, weights_notes, weights_of
 from tesla_med.config.bundle_outputs import Outputs
+from tesla_med.config.bundle_steps import steps_of
 from tesla_med.config.licences import terms_of
 from tesla_med.errors import CheckpointError
 
@@ -31,7 +28,6 @@ _ELSEWHERE = frozenset(
     ("device", "sw_device", "progress", "cache_roi_weight_map", "cpu_thresh", "buffer_steps", "buffer_dim")
 )
 """Arguments of inferers that change no result."""
-_PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "anti_aliasing")
 
 
 def read_bundle(path: Path, *, trust: bool = False) -> dict[str, Any]:
@@ -55,6 +51,7 @@ def bundle_notes(path: Path) -> tuple[str, ...]:
     return (
         *weights_notes(path),
         *reader.outputs.notes,
+        *evaluator_notes(config),
         *terms_of(config.folder, config.metadata, {"copyright": "copyright"}, "bundle"),
     )
 
@@ -71,14 +68,14 @@ class _Reader:
 
     def content(self) -> dict[str, Any]:
         script = weights_of(self.path).suffix == ".ts"
-        network, own = ({}, False) if script else self._or_code("network_def", self._network)
+        network, own = ({}, False) if script else self._or_code("network", self._network)
         window, sliding = self._or_code("inferer", self._inferer)
         arguments = network.get("arguments", {})
         inputs, outputs = self.outputs.of("inputs"), self.outputs.of("outputs")
         channels = self.outputs.number(arguments.get("in_channels"), inputs, "in_channels")
         count = self.outputs.number(arguments.get("out_channels"), outputs, "out_channels")
         regions = self.outputs.regions(count)
-        steps, prepared = self._or_code("preprocessing", self._steps)
+        steps, prepared = self._or_code("preprocessing", lambda: steps_of(self.config))
         axes = self._axes(network, window, inputs)
         slices = window.pop("spatial_dim", None)
         if axes == 2 and slices is None and not sliding:
@@ -126,10 +123,8 @@ class _Reader:
 
     def _network(self) -> dict[str, Any]:
         config = self.config
-        key = "network_def" if "network_def" in config.content else "network"
-        if "network" in config.content:  # what MONAI runs: the same, moved to a device and no more
-            config.component(config.content["network"], "network")
-        found = config.component(config.content.get(key), key)
+        key, node = config.place("network") or ("network_def", None)
+        found = config.component(node, key)
         if found is None:
             raise CheckpointError(f"{config.file}: {key} is switched off")
         name, given = found
@@ -151,21 +146,18 @@ class _Reader:
 
     def _inferer(self) -> dict[str, Any]:
         config = self.config
-        if "inferer" not in config.content:
-            return {}
-        found = config.component(config.content["inferer"], "inferer")
+        where, node = config.place("inferer") or ("inferer", None)
+        found = None if node is None else config.component(node, where)
         if found is None or found[0] == "SimpleInferer":
             return {}
         name, given = found
         if name not in _INFERERS:
-            raise config.refused(
-                "inferer", name, "expected SlidingWindowInferer, SliceInferer or SimpleInferer"
-            )
+            raise config.refused(where, name, "expected SlidingWindowInferer, SliceInferer or SimpleInferer")
         unknown = set(given) - {*_WINDOW, *_ELSEWHERE, "roi_size", "spatial_dim"}
         if unknown:
-            raise config.refused("inferer", sorted(unknown), "arguments that are not known")
+            raise config.refused(where, sorted(unknown), "arguments that are not known")
         values = {
-            key: config.plain(value, f"inferer::{key}")
+            key: config.plain(value, f"{where}::{key}")
             for key, value in given.items()
             if key not in _ELSEWHERE
         }
@@ -188,55 +180,13 @@ class _Reader:
         roi = window.get("roi")
         if roi is not None:
             roi = roi * axes if len(roi) == 1 else roi
-            sizes = [side if isinstance(side, int) and side > 0 else None for side in roi]
+            if not all(side is None or isinstance(side, int) for side in roi):
+                raise self.config.refused("inferer::roi_size", roi, "whole numbers are expected")
+            sizes = [side if side is not None and side > 0 else None for side in roi]
             if len(sizes) != axes:
                 raise self.config.refused("inferer::roi_size", roi, f"expected {axes} sizes")
             window["roi"] = sizes
         return int(axes)
-
-    # ------------------------------------------------------------ preprocessing
-
-    def _steps(self) -> list[dict[str, Any]]:
-        config = self.config
-        steps = []
-        for index, node in enumerate(self.config.transforms("preprocessing")):
-            where = f"preprocessing::transforms::{index}"
-            found = config.component(node, where)
-            if found is not None:
-                step = self._step(dictionary_name(found[0]), found[1], where)
-                steps += [step] if step is not None else []
-        return steps
-
-    def _step(self, name: str, given: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-        config = self.config
-        if name in lists.READING:
-            return None
-        keys = config.plain(given.get("keys", []), f"{where}::keys")
-        keys = keys if isinstance(keys, list) else [keys]
-        if not keys or (len(keys) > 1 and "image" not in keys):
-            raise config.refused(f"{where}::keys", keys, "expected the image")
-        image = "image" if "image" in keys else keys[0]
-        if image in ("label", "mask", "pred"):
-            return None
-        if name not in lists.TRANSFORMS:
-            raise config.refused(where, name, "a transform that is not on the list")
-        unused = {"keys", "allow_missing_keys", "device", "track_meta", "source_key", "data_type"}
-        unused |= {"start_coord_key", "end_coord_key", "wrap_sequence"}
-        arguments: dict[str, Any] = {}
-        for key, node in given.items():
-            if key in unused:
-                continue
-            value = config.plain(node, f"{where}::{key}")
-            if key in _PER_KEY and isinstance(value, list) and len(value) == len(keys):
-                value = value[keys.index(image)]
-            if key == "lazy":
-                if value:
-                    raise config.refused(f"{where}::lazy", value, "resampling all at once is not supported")
-                continue
-            if isinstance(value, dict) and not (key == "select_fn" and set(value) == {"above"}):
-                raise config.refused(f"{where}::{key}", node, "a number, a text or a list is expected")
-            arguments[key] = value
-        return {"name": name, "arguments": arguments}
 
     def _range(self, steps: list[dict[str, Any]], inputs: Mapping[str, Any]) -> tuple[float, float]:
         """Return where intensities lie after the steps; nothing is clipped to it."""

@@ -15,6 +15,8 @@ from typing import Any
 
 REFERENCE = re.compile(r"@(\w+(?:(?:::|#)\w+)*)")
 """A reference to another key, ``@a`` or ``@a::b::0``; older files separate by ``#``."""
+MARKS = ("@", "$", "%")
+"""How a text begins that stands for something else: a reference, an expression or a macro."""
 LONGEST, LARGEST = 1000, 1e18
 """Characters of an expression, and the number that a result may reach: beyond lies no sensible setting."""
 DTYPES = frozenset(("float16", "float32", "float64", "bfloat16", "half", "float", "double")) | frozenset(
@@ -145,6 +147,8 @@ class _Reader:
         left = self.value(node.left)
         for kind, item in zip(node.ops, node.comparators, strict=True):
             right = self.value(item)
+            if any(isinstance(part, list | dict) and _nested(part) for part in (left, right)):
+                raise NotPlain("it compares lists of lists or mappings")
             if type(kind) not in _COMPARE:
                 raise NotPlain("it asks what is in a list")
             if not _COMPARE[type(kind)](left, right):
@@ -164,12 +168,19 @@ class _Reader:
         raise NotPlain("it takes a part of something that is not a list")
 
 
+def _nested(value: list[Any] | dict[str, Any]) -> bool:
+    return isinstance(value, dict) or any(isinstance(item, list | dict) for item in value)
+
+
 def _checked(value: Any) -> Any:
-    """Return a value unless it is too large."""
+    """Return a value unless it is too large, or holds what is still to be followed or worked out."""
     if isinstance(value, int | float) and not abs(value) <= LARGEST:
         raise NotPlain("its value is not finite or too large")
     if isinstance(value, str | list) and len(value) > 10 * LONGEST:
         raise NotPlain("its value is too long")
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, str) and item[:1] in MARKS:
+            raise NotPlain(f"it takes {item[:60]!r} out of another key, where it is not worked out")
     return value
 
 

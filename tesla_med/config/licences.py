@@ -28,13 +28,18 @@ def terms_of(folder: Path, about: Mapping[str, Any], keys: Mapping[str, str], ow
     for key, what in keys.items():
         held = about.get(key)
         if isinstance(held, str) and held.strip():
-            found.append(f"{what} of the model: {held.strip()[:LONGEST]}")
+            found.append(f"{what} of the model: {_printed(held)}")
     names = [str(Path(part) / name) for part in _FOLDERS for name in _FILES] + list(_LOWER)
     for name in names:
         file = folder / name
         if file.is_file() and not leads_outside(file, folder):
             lines = [line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()]
             text = next((line for line in lines if line), "")
-            found.append(f"licence of the model ({name} of its {owner}): {text[:LONGEST]}")
+            found.append(f"licence of the model ({name} of its {owner}): {_printed(text)}")
             break
     return found
+
+
+def _printed(text: str) -> str:
+    """Return the beginning of a text in one line, with nothing in it that a terminal would obey."""
+    return "".join(item if item.isprintable() else " " for item in text.strip()[:LONGEST])

@@ -130,8 +130,7 @@ def foreign_model(weights: str | Path | None, *, trust_code: bool = False) -> di
         return read_model(folder)
     bundle = bundle_folder(path)
     if bundle is not None and path.suffix != ".safetensors":
-        if trust_code:
-            trust(bundle)
+        trust(bundle, given=trust_code)
         return read_bundle(path, trust=trust_code)
     card = path.with_suffix(".json")
     if path.suffix != ".safetensors" or not card.is_file():
@@ -152,8 +151,7 @@ def _foreign_card(card: Path, trust_code: bool) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # what is wrong with the card is said where it is read
     for code in needed - {None}:
-        if trust_code:
-            trust(Path(str(code)))
+        trust(Path(str(code)), given=trust_code)
         check_trusted(str(code))
     return found
 

@@ -12,9 +12,12 @@ from tesla_med.errors import CheckpointError
 _TRUSTED: set[Path] = set()
 
 
-def trust(folder: Path) -> None:
-    """Let the code of a folder be run in this process."""
-    _TRUSTED.add(folder.resolve())
+def trust(folder: Path, *, given: bool = True) -> None:
+    """Let the code of a folder be run in this process, or no longer where trust is not ``given`` again."""
+    if given:
+        _TRUSTED.add(folder.resolve())
+    else:
+        _TRUSTED.discard(folder.resolve())
 
 
 def check_trusted(folder: str | Path) -> Path:

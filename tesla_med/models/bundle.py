@@ -8,6 +8,7 @@ each other (see :func:`tesla_med.losses.exclusive`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,7 +105,8 @@ class BundleNetwork(Network):
 
         Raises:
             ConfigError: arguments that the class does not take, or other channels than the pipeline's.
-            CheckpointError: the TorchScript cannot be loaded, or nobody trusts the code.
+            CheckpointError: the TorchScript cannot be loaded, nobody trusts the code, a package is missing,
+                or sizes of the network mean nothing.
         """
         outputs = classes - 1 if params.regions else classes
         if params.order is not None and sorted(params.order) != list(range(outputs)):
@@ -115,9 +117,9 @@ class BundleNetwork(Network):
         if params.script is not None:
             network: nn.Module = load_script(Path(params.script))
         elif params.code is not None:
-            made = run_key(params.code, "network_def", "network")
+            made = run_key(params.code, "network")
             if not isinstance(made, nn.Module):
-                raise CheckpointError(f"{params.code}: network_def is {type(made).__name__}, not a network")
+                raise CheckpointError(f"{params.code}: network is {type(made).__name__}, not a network")
             network = made
         else:
             network = _of_class(params, channels, outputs)
@@ -162,25 +164,31 @@ class BundleNetwork(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, C, *spatial) of any size to logits (N, L, *spatial), in one piece where it can be."""
-        shape = images.shape[2:]
-        missing = [
-            max(-(-size // step), 1 if self.fixed else 2) * step - size
-            for size, step in zip(shape, self.steps, strict=True)
-        ]
-        pads = [item for pad in reversed(missing) for item in (0, pad)]
-        padded = functional.pad(images, pads, mode="replicate") if any(missing) else images
+        padded = self._padded(images)
         if self.fixed and tuple(padded.shape[2:]) != self.patch:
             found = self.classes_of(self._windows(padded), apart=self.apart)
         else:
             found = self.logits(padded)
-        inside: Any = (..., *(slice(size) for size in shape))
-        return found[inside]
+        return _cut(found, images)
+
+    def _padded(self, images: Tensor) -> Tensor:
+        """Return images whose sizes the network divides, their border repeated."""
+        if images.dim() != self.params.axes + 2:
+            raise AdaptationError(
+                "the bundle's own code takes slices out of volumes; it can be predicted with but not adapted"
+            )
+        missing = [
+            max(-(-size // step), 1 if self.fixed else 2) * step - size
+            for size, step in zip(images.shape[2:], self.steps, strict=True)
+        ]
+        pads = [item for pad in reversed(missing) for item in (0, pad)]
+        return functional.pad(images, pads, mode="replicate") if any(missing) else images
 
     @torch.no_grad()
     def whole(self, images: Tensor) -> Tensor:
         """Predict whole images (N, C, *spatial) as the bundle does; keeps no gradient."""
         if self.inferer is not None:
-            outputs = self._ordered(_first(self.inferer(images, self.network), self.params.axes))
+            outputs = self._ordered(_first(self.inferer(images, self.network), images.dim() - 2))
         elif self.params.roi is not None:
             outputs = self._windows(images)
         else:
@@ -212,7 +220,7 @@ class BundleNetwork(Network):
             images,
             [side or -1 for side in params.roi],
             params.sw_batch_size,
-            self._outputs,
+            self._outputs if all(params.roi) else self._of_any_size,
             overlap=params.overlap,
             mode=params.mode,
             sigma_scale=params.sigma_scale,
@@ -221,6 +229,18 @@ class BundleNetwork(Network):
         )
         outputs: Tensor = found
         return outputs
+
+    def _of_any_size(self, images: Tensor) -> Tensor:
+        """Return the outputs of windows that may have a size that the network does not divide."""
+        try:
+            outputs = self._outputs(images)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError):
+            return _cut(self._outputs(self._padded(images)), images)
+        if all(side >= size for side, size in zip(outputs.shape[2:], images.shape[2:], strict=True)):
+            return _cut(outputs, images)
+        return _cut(self._outputs(self._padded(images)), images)
 
     def _outputs(self, images: Tensor) -> Tensor:
         return self._ordered(_first(self.network(images), self.params.axes))
@@ -250,7 +270,32 @@ def _of_class(params: BundleParams, channels: int, outputs: int) -> nn.Module:
         raise ConfigError(
             f"monai.networks.nets.{params.class_name} does not take these arguments: {error}"
         ) from error
+    except ImportError as error:
+        raise CheckpointError(
+            f"monai.networks.nets.{params.class_name} needs a package that is not installed: {_reason(error)}"
+        ) from error
+    except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
+        raise CheckpointError(
+            f"monai.networks.nets.{params.class_name} cannot be built with these arguments: {_reason(error)}"
+        ) from error
     return built
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says; of a package that is missing how it is installed."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if not isinstance(error, ImportError):
+        return lines[0]
+    patterns = (r"No module named '(\w+)", r"from (\w+)", r"import (\w+)")
+    found = [match[1] for pattern in patterns if (match := re.search(pattern, str(error))) is not None]
+    return f"{lines[0]}; pip install {found[0]}" if found else lines[0]
+
+
+def _cut(outputs: Tensor, images: Tensor) -> Tensor:
+    """Return outputs without what lies beyond the images."""
+    inside: Any = (..., *(slice(size) for size in images.shape[2:]))
+    found: Tensor = outputs[inside]
+    return found
 
 
 def _first(found: Any, axes: int) -> Tensor:
@@ -278,5 +323,14 @@ def _steps(params: BundleParams) -> list[int]:
     strides = params.arguments.get("strides")
     if params.class_name in ("UNet", "Unet", "AttentionUnet", "DynUNet", "DynUnet") and strides:
         each = [item if isinstance(item, Sequence) else [item] * params.axes for item in strides]
+        sides = [side for item in each for side in item]
+        if any(len(item) != params.axes for item in each) or not all(_is_size(side) for side in sides):
+            raise CheckpointError(
+                f"model.params.arguments.strides {strides} of {params.axes} axes mean nothing"
+            )
         return [math.prod(item[axis] for item in each) for axis in range(params.axes)]
     return [STEP if side is None else math.gcd(side, STEP) for side in roi]
+
+
+def _is_size(side: Any) -> bool:
+    return isinstance(side, int) and side >= 1

@@ -115,9 +115,9 @@ def reaches_out(code: str) -> str | None:
 def write_bundle(source: Path, target: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Write a bundle with other weights, which MONAI's own workflows read.
 
-    Configurations, scripts, documents and licence are copied, links left out. The weights are written under
-    the name and in the structure of the source, keys and data types as they were, and ``tesla_med.json`` says
-    where they come from.
+    Configurations, scripts, modules of Python, documents and licence are copied, links left out. The weights
+    are written under the name and in the structure of the source, keys and data types as they were, and
+    ``tesla_med.json`` says where they come from.
 
     Args:
         source: what the weights were read from: a bundle or a file in its ``models/``.
@@ -167,4 +167,8 @@ def _files(folder: Path) -> list[Path]:
     """Return the files of a bundle, a path without links, that go with its weights; none behind a link."""
     inside = [path for name in COPIED for path in sorted((folder / name).rglob("*"))]
     beside = sorted(folder.glob("LICENSE*"))
-    return [path for path in (*inside, *beside) if path.is_file() and path.resolve() == path]
+    packages = [
+        path.parent for path in sorted(folder.glob("*/__init__.py")) if path.parent.name not in COPIED
+    ]
+    own = [*sorted(folder.glob("*.py")), *(path for name in packages for path in sorted(name.rglob("*.py")))]
+    return [path for path in (*inside, *own, *beside) if path.is_file() and path.resolve() == path]

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import yaml
 from torch import Tensor, nn
 
-from tesla_med.config.bundle_files import bundle_folder, config_files, weights_of
+from tesla_med.config.bundle_config import config_files
+from tesla_med.config.bundle_files import bundle_folder, weights_of
 from tesla_med.config.bundle_reader import bundle_notes
 from tesla_med.config.models import PipelineConfig, Preprocessing, ScalingChoice, Section, SiteConfig
 from tesla_med.config.nnunet import DATASET, PLANS, nnunet_folder, nnunet_notes

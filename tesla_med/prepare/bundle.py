@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tesla_med.config.bundle import READING, BundlePreprocessing, BundleStep
+from tesla_med.config.bundle import BundlePreprocessing, BundleStep
 from tesla_med.config.models import Intensity, Preprocessing, Region
 from tesla_med.errors import ConfigError, DataError, GeometryError
+from tesla_med.prepare.bundle_code import transforms_of
 from tesla_med.prepare.transforms import PreparedCase
-from tesla_med.prepare.trusted import run_key
 from tesla_med.types import BoolArray, IntArray, Volume
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ class BundleCase(PreparedCase):
         slices: the axis of the prepared volume along which slices lie; None for volumes.
         regions: whether the classes come from overlapping regions.
         nearest: whether the way back takes the nearest voxel in place of interpolating.
+        key: what the transforms call the image.
     """
 
     slices: int | None = None
     regions: bool = False
     nearest: bool = False
+    key: str = "image"
 
     def restore(self, probs: torch.Tensor) -> npt.NDArray[np.float32]:
         """Bring class probabilities back to the native grid.
@@ -70,7 +72,7 @@ class BundleCase(PreparedCase):
         if self.nearest:
             operations = convert_applied_interp_mode(operations, mode="nearest", align_corners=None)
         traced = MetaTensor(whole.contiguous(), affine=self._traced.affine, applied_operations=operations)
-        native = self._transform.inverse({"image": traced})["image"].as_tensor().float()
+        native = self._transform.inverse({self.key: traced})[self.key].as_tensor().float()
         if tuple(native.shape[1:]) != self._shape:
             raise GeometryError(f"undoing gave shape {tuple(native.shape[1:])} instead of {self._shape}")
         if self.regions:
@@ -138,16 +140,15 @@ class BundlePreprocessor:
         """
         import torch
         from monai.data import MetaTensor
-        from monai.transforms import Compose
 
         if labels is not None:
             raise ConfigError("a bundle is trained with MONAI; this pipeline adapts and predicts only")
         if len(volume.array) != self.channels:
             raise DataError(f"{volume.path}: {len(volume.array)} channels, the model needs {self.channels}")
-        transform = Compose(self._transforms())
+        transform, key = self._transform()
         image = MetaTensor(torch.from_numpy(volume.array.copy()), affine=torch.as_tensor(volume.affine))
         try:
-            traced = transform({"image": image})["image"]
+            traced = transform({key: image})[key]
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
             raise DataError(
@@ -173,15 +174,17 @@ class BundlePreprocessor:
             slices=axis,
             regions=self.regions,
             nearest=self.config.nearest,
+            key=key,
         )
         return replace(case, _transform=transform, _traced=traced, _shape=volume.shape)
 
-    def _transforms(self) -> list[Any]:
+    def _transform(self) -> tuple[Any, str]:
+        """Return everything that is done to an image, and its key."""
+        from monai.transforms import Compose
+
         if self.config.code is None:
-            return [built(step) for step in self.config.steps]
-        found = run_key(self.config.code, "preprocessing")
-        every = list(getattr(found, "transforms", [found]))
-        return [item for item in every if type(item).__name__ not in READING]
+            return Compose([built(step) for step in self.config.steps]), "image"
+        return transforms_of(self.config.code)
 
 
 def built(step: BundleStep) -> Any:

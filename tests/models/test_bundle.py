@@ -344,51 +344,38 @@ def test_arguments_that_a_class_does_not_take_are_named(tmp_path):
         load(make_bundle(tmp_path / "b", content, model={}))
 
 
-# ------------------------------------------------------------ code that a user trusts
-
-OWN = """
-import torch
-from monai.networks.nets import UNet
-
-class Own(UNet):
-    pass
-"""
-
-
-def with_code(folder):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"channels": [-4, 8]}, "UNet cannot be built.*negative"),
+        ({"channels": [10**9, 10**9]}, "UNet cannot be built"),
+        ({"strides": [[2]]}, "strides"),
+        ({"strides": [0]}, "strides"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_said(tmp_path, change, words):
     content = config()
-    network = make_network(content)
-    content["network_def"] = content["network_def"] | {"_target_": f"{folder.name}_own.Own"}
-    content["preprocessing"]["transforms"] = [
-        *content["preprocessing"]["transforms"],
-        {"_target_": "Lambdad", "keys": "image", "func": "$lambda image: image * 2.0"},
-    ]
-    bundle = make_bundle(folder, content, model=network.state_dict())
-    (bundle / f"{folder.name}_own.py").write_text(OWN)
-    return bundle
+    content["network_def"] |= change
+    with pytest.raises(CheckpointError, match=words):
+        load(make_bundle(tmp_path / "b", content, model={}))
 
 
-def test_code_runs_for_those_who_trust_it(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    bundle, image = with_code(tmp_path / "trusted_b"), make_image(tmp_path / "i" / "c.nii.gz")
-    with pytest.raises(CheckpointError, match=r"network.*--trust-code"):
-        predict(image, bundle, out=tmp_path / "no")
-    predict(image, bundle, out=tmp_path / "p", overrides=QUICK[:1], trust_code=True)
-    assert "--trust-code" in caplog.text
-    adapt_site(
-        *(None, image), weights=bundle, method="tent", out=tmp_path / "a", overrides=QUICK, trust_code=True
-    )
-    assert len(np.unique(mask(tmp_path / "p"))) > 1
+@pytest.mark.parametrize(
+    "error", ["No module named 'einops'", "from einops.layers import x", "import einops"]
+)
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, error):
+    def missing(*_, **__):
+        raise ImportError(error)
+
+    monkeypatch.setattr("monai.networks.nets.UNet.__init__", missing)
+    with pytest.raises(CheckpointError, match=r"UNet needs a package .*pip install einops$"):
+        load(make_bundle(tmp_path / "b", model={}))
 
 
-def test_a_card_brings_no_trust(tmp_path):
-    bundle, image = make_bundle(tmp_path / "b"), make_image(tmp_path / "i" / "c.nii.gz")
-    adapt_site(None, image, weights=bundle, method="tent", out=tmp_path / "a", guard=False, overrides=QUICK)
-    card = tmp_path / "a" / "checkpoints" / "c.json"
-    content = json.loads(card.read_text())
-    content["model"]["params"] |= {"code": str(with_code(tmp_path / "evil_b"))}
-    card.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="--trust-code"):
-        load(card.with_suffix(".safetensors"))
-    with pytest.raises(CheckpointError, match="--trust-code"):
-        load(bundle, f"model.params.code={tmp_path / 'evil_b'}")
+def test_terms_are_said_in_one_line_of_plain_text(tmp_path):
+    about = metadata() | {"copyright": "of \x1b[31msomebody\nelse"}
+    bundle = make_bundle(tmp_path / "b", config(), about)
+    (bundle / "LICENSE").write_text("Licence \x1b]0;title\x07 1.0", encoding="utf-8")
+    terms = [note for note in load(bundle).notes if "of the model" in note]
+    assert len(terms) == 2
+    assert all(note.isprintable() for note in terms)

@@ -7,7 +7,7 @@ import torch
 from bundles import agreement, config, load, make_bundle, make_image, make_network, mask, metadata, of_monai
 
 from tesla_med.actions.predict import predict
-from tesla_med.config.bundle_files import weights_of
+from tesla_med.config.bundle_files import network_key, weights_of
 from tesla_med.errors import CheckpointError
 from tesla_med.models.bundle_files import write_bundle
 from tesla_med.models.checkpoint import one_state
@@ -124,6 +124,62 @@ def test_a_choice_that_cannot_be_read_is_refused_unless_there_is_none(tmp_path, 
     given = load(bundle / "models" / "b.pt")
     assert any("b.pt was given" in note for note in given.notes)
     assert not (tmp_path / "canary").exists()
+
+
+BEST = {"_target_": "CheckpointLoader", "load_path": "models/best.pt", "load_dict": {"model": "@network"}}
+BY_HAND = "$@network.load_state_dict(torch.load(@bundle_root + '/models/best.pt'))"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"loader": BEST, "initialize": ["$@loader(@evaluator)"]},
+        {"loader": BEST, "handlers": ["%loader"], "evaluator": {"val_handlers": "@handlers"}},
+        {"loader": [BEST], "other": [], "handlers": "$@loader + @other"},
+        {"eval_handlers": [BEST], "evaluator": {"val_handlers": "@eval_handlers"}},
+        {"handlers": [BEST | {"_target_": "scripts.MyLoader"}]},
+        {"handlers": [{"_target_": "scripts.Own", "load_path": "$@bundle_root + '/models/best.pt'"}]},
+        {"ckpt_path": "models/best.pt", "load": "$@network.load_state_dict(torch.load(@ckpt_path))"},
+    ],
+)
+def test_a_loader_under_any_key_names_the_weights(tmp_path, content):
+    other, own = two().values()
+    content = config(**{"checkpointloader": None} | content)
+    bundle = make_bundle(tmp_path / "b", content, model={"model": other}, best={"model": own})
+    assert weights_of(bundle).name == "best.pt"
+    assert torch.equal(first_of(bundle), next(iter(own.values())))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"load": BY_HAND, "initialize": ["$@load"]},
+        {"load": BY_HAND, "run": ["$@load", "$@evaluator.run()"]},
+        {"initialize": {"a": BY_HAND}},
+        {"state": {"_target_": "torch.load", "f": "models/best.pt"}},
+        {"checkpointloader": BEST | {"load_path": "models/model.pt"}, "load": BY_HAND},
+        {"checkpointloader": BEST, "other": BEST | {"load_path": "models/model.pt"}},
+        {"checkpointloader": "$scripts.loader()"},
+        {"handlers": ["%other.json::loader"]},
+    ],
+)
+def test_weights_that_are_loaded_in_ways_that_cannot_be_read_are_refused(tmp_path, content):
+    content = config(**{"checkpointloader": None} | content)
+    bundle = make_bundle(tmp_path / "b", content, model={}, best={})
+    with pytest.raises(CheckpointError, match=r"best\.pt, model\.pt\. --weights BUNDLE/models/FILE"):
+        weights_of(bundle)
+
+
+def test_an_import_and_a_loader_that_loads_the_same_name_nothing_else(tmp_path):
+    imports = ["$import glob", "$from monai.handlers import CheckpointLoader"]
+    content = config(imports=imports, other=LOADER | {"load_dict": {"a": "@network"}})
+    assert weights_of(make_bundle(tmp_path / "b", content, model={}, b={})).name == "model.pt"
+
+
+def test_a_long_mapping_of_parts_is_read_or_refused_at_once(tmp_path):
+    loader = LOADER | {"load_dict": "${" + "'a': @network, " * 40 + "!"}
+    bundle = make_bundle(tmp_path / "b", config(checkpointloader=loader), model={})
+    assert network_key(bundle / "models" / "model.pt") == ""
 
 
 def test_weights_outside_are_refused_though_there_is_a_usual_file(tmp_path):

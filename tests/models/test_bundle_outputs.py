@@ -80,7 +80,7 @@ def test_masks_are_those_of_monai_with_either_interpolation(tmp_path, steps, pla
         (["pred"], [False], False),
         (["label", "pred"], [False, True], True),
         (["label", "pred"], [True, False], False),
-        (["label"], [True], False),
+        (["label"], [False], True),
         ("pred", "$@top < 0", False),
         ("pred", "$@top > 0", True),
     ],
@@ -95,6 +95,71 @@ def test_the_interpolation_of_the_prediction_counts(tmp_path, keys, nearest, exp
 def test_labels_that_are_interpolated_are_said(tmp_path):
     content = config(postprocessing=after(*SOFTMAX_STEPS, place=2, nearest=False))
     assert any("resamples masks" in note for note in load(make_bundle(tmp_path / "b", content)).notes)
+
+
+@pytest.mark.parametrize("steps", [None, SOFTMAX_STEPS])
+def test_without_an_inverse_the_way_back_is_by_the_nearest_voxel(tmp_path, steps):
+    own = None if steps is None else {"_target_": "Compose", "transforms": list(steps)}
+    loaded = load(make_bundle(tmp_path / "b", config(postprocessing=own)))
+    assert loaded.pipeline.preprocessing.bundle.nearest is True
+    assert any("by the nearest voxel" in note for note in loaded.notes)
+
+
+# ------------------------------------------------------------ what outputs mean
+
+
+def notes_of(path, *steps, about=None, **given):
+    return load(make_bundle(path, config(postprocessing=after(*steps), **given), about)).notes
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, 1, 1.0, 0.3, False])
+def test_thresholds_other_than_a_half_are_said(tmp_path, limit):
+    sigmoid, threshold = SIGMOID_STEPS
+    notes = notes_of(tmp_path / "b", sigmoid, threshold | {"threshold": limit}, about=NESTED)
+    assert any(f"threshold of {limit} is not used" in note for note in notes)
+    assert not any(
+        "threshold" in note for note in notes_of(tmp_path / "half", sigmoid, threshold, about=NESTED)
+    )
+
+
+def test_softmax_without_argmax_is_said(tmp_path):
+    softmax, argmax = SOFTMAX_STEPS
+    notes = notes_of(tmp_path / "b", softmax, SIGMOID_STEPS[1])
+    assert any("compares each class with a threshold" in note for note in notes)
+    assert any("takes no argmax" in note for note in notes_of(tmp_path / "none", softmax))
+    assert not any("argmax" in note for note in notes_of(tmp_path / "both", softmax, argmax))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"_target_": "AsDiscreted", "keys": "label", "argmax": True},
+        {"_target_": "AsDiscreted", "keys": ["label"], "threshold": 0.2},
+        {"_target_": "Activationsd", "keys": "label", "softmax": True},
+    ],
+)
+def test_what_is_done_to_other_keys_does_not_count(tmp_path, step):
+    bundle = make_bundle(tmp_path / "b", config(postprocessing=after(*SIGMOID_STEPS, step)), NESTED)
+    loaded = load(bundle)
+    assert loaded.pipeline.model.params["regions"] is True
+    assert not any("threshold" in note for note in loaded.notes)
+
+
+def test_outputs_whose_meaning_is_hidden_are_refused(tmp_path):
+    hidden = {"_target_": "Lambdad", "keys": "pred", "func": "$lambda x: (torch.sigmoid(x) > 0.3).float()"}
+    with pytest.raises(CheckpointError, match=r"meaning .* unknown; postprocessing::transforms::0"):
+        notes_of(tmp_path / "b", hidden)
+    notes = notes_of(tmp_path / "one", hidden, about=metadata(1, ["tumour"]), outputs=1)
+    assert any("not done: Lambdad" in note for note in notes)
+    assert any("the largest output counts" in note for note in notes_of(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match="nothing of one output"):
+        notes_of(tmp_path / "softmax", *SOFTMAX_STEPS, about=metadata(1, ["tumour"]), outputs=1)
+
+
+def test_a_background_among_regions_is_said(tmp_path):
+    notes = notes_of(tmp_path / "b", *SIGMOID_STEPS)
+    assert any("'background', is painted like the others, with the value 1" in note for note in notes)
+    assert not any("'Tumor core'" in note for note in notes_of(tmp_path / "n", *SIGMOID_STEPS, about=NESTED))
 
 
 # ------------------------------------------------------------ regions
@@ -132,6 +197,7 @@ def test_nested_regions_are_painted_as_the_bundle_paints_them(tmp_path, place):
         PAINT | {"keys": "@key"},
         {"_target_": "LabelFilterd", "keys": "pred", "applied_labels": [1]},
         {"_target_": "scripts.Paintd", "keys": "pred"},
+        {"_target_": "CopyItemsd", "keys": "other", "names": "pred"},
     ],
 )
 def test_what_may_paint_regions_otherwise_is_refused(tmp_path, step, trust):
