@@ -133,9 +133,9 @@ def export(
             "cases": [item.name for item in done],
             "files": {name: sha256(target / name) for name in _below(target, files)},
         }
-        untrusted = tuple(item.case for item in done if not item.trusted)
+        untrusted = [item for item in done if not item.trusted]
         if untrusted:
-            record["untrusted"] = [item.name for item in done if not item.trusted]
+            record["untrusted"] = [item.name for item in untrusted]
         if not (anonymise or already):
             record |= {"skipped": skipped, "unverified": list(unsure)}
         _record(target, record)
@@ -146,7 +146,7 @@ def export(
         skipped,
         unsure,
         None if names is None else names.path,
-        untrusted,
+        tuple(item.case for item in untrusted),
     )
 
 

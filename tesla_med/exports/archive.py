@@ -32,7 +32,7 @@ class Archive(Export):
         """Write ``masks.zip``; see :meth:`Export.finish`."""
         path, first = out / ARCHIVE, items[0]
         names = {item.name: f"masks/{valid(item.name)}_mask.nii.gz" for item in items}
-        hashes = {item.name: hashlib.sha256(item.content()).hexdigest() for item in items}
+        contents = {item.name: item.content() for item in items}
         manifest = {
             "notice": NOTICE,
             "tesla-med": first.version,
@@ -43,7 +43,7 @@ class Archive(Export):
                 {
                     "case": valid(item.name),
                     "file": names[item.name],
-                    "sha256": hashes[item.name],
+                    "sha256": hashlib.sha256(contents[item.name]).hexdigest(),
                     "method": item.method,
                 }
                 for item in items
@@ -52,6 +52,6 @@ class Archive(Export):
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
             text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
             archive.writestr(zipfile.ZipInfo(MANIFEST, _WHEN), text)
-            for item in items:
-                archive.writestr(zipfile.ZipInfo(names[item.name], _WHEN), item.content())
+            for name, content in contents.items():
+                archive.writestr(zipfile.ZipInfo(names[name], _WHEN), content)
         return [path]
