@@ -206,11 +206,16 @@ class Driver:
         self._done, self._updates = 0, epochs * self.method.restarts * self.method.updates(len(images))
         every: list[dict[str, float]] = []
         for run in (runs := Restarts(self.method, images, fill, largest=self.largest)):
-            for epoch in range(epochs):
-                self.method.start_epoch(epoch, batches())
-                steps, finite = self._fetched([self._adapt(batch) for batch in batches()])
-                every += steps
-                run.finite &= finite
+            try:
+                for epoch in range(epochs):
+                    self.method.start_epoch(epoch, batches())
+                    steps, finite = self._fetched([self._adapt(batch) for batch in batches()])
+                    every += steps
+                    run.finite &= finite
+            except RuntimeError:
+                if self.method.restarts == 1 or not self._diverged():
+                    raise
+                run.finite = False  # the other runs may be
         self._say(every)  # at the end: what memory does not suffice for is done again
         self.method.pixel_weight = None
         self.chosen |= runs.found

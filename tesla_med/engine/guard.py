@@ -22,11 +22,10 @@ from tesla_med.engine.postprocess import largest_of
 from tesla_med.engine.prior import DEVIATION, OrganPrior, nearness
 from tesla_med.engine.quality import OFFSET, SUPPORT, support
 from tesla_med.engine.signals import (
+    LACKING,
     ZOOMS,
-    agreement,
-    area_change,
-    consistency,
-    narrowing,
+    compared,
+    lacking,
     stack,
     stack_shape,
     zoomed_mask,
@@ -65,6 +64,8 @@ VERDICTS = {
     "adapted": Verdict(1.0, ""),
 }
 """What each candidate stands for, from the one that moves least to the one that moves most."""
+UNMOVED = tuple(name for name, verdict in VERDICTS.items() if verdict.share == 0)
+"""The candidates that have the weights of the source."""
 
 
 class Guard:
@@ -153,6 +154,7 @@ class Guard:
         if self.largest:
             masks = {name: largest_of(mask) for name, mask in masks.items()}
         found = compared(masks, self.candidates, source.shape[1], self.steadiness)
+        found |= lacking(masks, self.candidates, UNMOVED, source.shape[1])
         found |= {} if self.prior is None else self.prior.deviations(masks, self.candidates)
         if fill is not None:  # the field is what was measured
             field = max(1.0 - float(fill.float().mean()), 1.0 / fill.numel())
@@ -212,26 +214,6 @@ def candidate_of(verdict: Verdict) -> str:
 # ---------------------------------------------------------------- signals
 
 
-def compared(
-    masks: Mapping[str, Tensor],
-    names: tuple[str, ...],
-    classes: int,
-    steadiness: tuple[float, float] = (1.0, 1.0),
-) -> dict[str, float]:
-    """Return the signals that follow from masks: see :meth:`Guard.look`."""
-    result: dict[str, float] = {}
-    for name in names:
-        result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
-        views = [masks[f"{name}@{zoom}"] for zoom in ZOOMS]
-        result[f"consistency_{name}"] = consistency(masks[name], views, classes, steadiness)
-        result[f"area_change_{name}"] = area_change(masks[name] > 0)
-        result[f"narrowing_{name}"] = narrowing(masks[name] > 0)
-    for index, one in enumerate(names):
-        for two in names[index + 1 :]:
-            result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
-    return result
-
-
 def supports_of(
     masks: Mapping[str, Tensor],
     taken: str,
@@ -255,7 +237,8 @@ def supports_of(
 def judge(signals: Mapping[str, float], config: GuardConfig) -> Verdict:
     """Return the verdict that follows from the signals.
 
-    1. A candidate is refused whose mask is empty while another's is not, which fills more of the field
+    1. A candidate is refused whose mask is empty while another's is not, which lacks a class that all of the
+       source's weights find (see :func:`~tesla_med.engine.signals.lacking`), which fills more of the field
        than ``largest_foreground``, which narrows to less than ``narrowest`` between two parts of the stack
        while another does not, which lies more than ``farthest`` standard deviations from where the organ
        lay in the training while another does not, or which no other mask supports: a Dice of at least
@@ -323,14 +306,17 @@ def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], d
 def _size_fits(name: str, names: list[str], signals: Mapping[str, float], config: GuardConfig) -> bool:
     any_found = any(signals[f"foreground_{other}"] > 0 for other in names)
     share = signals[f"foreground_{name}"]
-    return share <= config.largest_foreground and (share > 0 or not any_found)
+    whole = signals.get(LACKING.format(name), 0.0) == 0 and (share > 0 or not any_found)
+    return whole and share <= config.largest_foreground
 
 
 def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: GuardConfig) -> str:
     """Return why a candidate is refused, as the rest of a sentence; empty if it is not."""
     share = signals[f"foreground_{name}"]
     if not _size_fits(name, names, signals, config):
-        return "is empty and others are not" if share == 0 else f"fills {100 * share:.0f} % of the field"
+        if share > config.largest_foreground:
+            return f"fills {100 * share:.0f} % of the field"
+        return "is empty and others are not" if share == 0 else "lacks a structure that the source's have"
     narrow = {other: signals.get(f"narrowing_{other}", 1.0) for other in names}
     if narrow[name] < config.narrowest and any(_one_body(other, narrow, signals, config) for other in names):
         return f"is of two parts along the stack (narrows to {100 * narrow[name]:.0f} %)"
@@ -339,6 +325,8 @@ def _refusal(name: str, names: list[str], signals: Mapping[str, float], config: 
     ):
         return "lies, or is sized, as no organ of the training"
     best = max(_agreements(name, names, signals))
+    if _three(names) and name != "part":  # which lies between the two, and so says nothing for either
+        best = signals["agreement_source_adapted"]
     if best < config.unsupported:
         return f"agrees with no other (Dice {best:.2f} at best)"
     return ""
@@ -372,8 +360,13 @@ def witnesses(name: str, names: Sequence[str]) -> list[str]:
     return [other for other in names if other != name and not (enough and other == "part")]
 
 
+def _three(names: Sequence[str]) -> bool:
+    """Whether there are only the masks of source and adapted network, and of the one in between."""
+    return set(names) == {"source", "part", "adapted"}
+
+
 def _trust(name: str, names: list[str], signals: Mapping[str, float], shape_cost: float) -> float:
-    if set(names) == {"source", "part", "adapted"}:
+    if _three(names):
         mean = signals["agreement_source_adapted"]
     else:
         agreements = _agreements(name, names, signals)

@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tesla_med.augment.warp import as_slices
 from tesla_med.engine.outcome import Outcome
+from tesla_med.engine.signals import stack
 from tesla_med.errors import DataError
 from tesla_med.models.base import predicted_class
 from tesla_med.prepare.fill import hidden
@@ -251,8 +253,15 @@ def _check_masks(masks: Sequence[Tensor]) -> None:
 
 
 def recalibrated(outcome: Outcome, styled: Sequence[Tensor], fill: Tensor | None) -> Outcome:
-    """Return an outcome with the temperature that fits masks of restyled images; see above."""
-    found = fit_temperature_to_masks(outcome.probs, styled, fill)
+    """Return an outcome with the temperature that fits masks of restyled images; see above.
+
+    Args:
+        outcome: of slices (N, L, H, W), or of a volume (1, L, D, H, W), whose slices count one by one.
+        styled: masks of the restyled images, class indices (N, H, W) or (1, D, H, W).
+        fill: (N, H, W) bool, pixels that do not count; None for none.
+    """
+    probs = outcome.probs if outcome.probs.dim() == 4 else as_slices(outcome.probs)
+    found = fit_temperature_to_masks(probs, [stack(mask) for mask in styled], fill)
     signals = outcome.verdict.signals | {"temperature": found.temperature}
     verdict = replace(outcome.verdict, signals=signals)
     return replace(outcome, verdict=verdict, temperature=found.temperature)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,6 +16,11 @@ from tesla_med.types import ZOOMS as ZOOMS
 
 PART = 3
 """Slices from which on a part of a stack counts as a body of its own."""
+LACKING = "lacking_{}"
+REMAINDER = 0.05
+"""Share of a class's pixels of which less counts as nothing."""
+NOTABLE = 0.01
+"""Share of the foreground from which on a class is missed."""
 
 
 def zoomed_mask(method: TTAMethod, network: Network, images: Tensor, zoom: float) -> Tensor:
@@ -109,3 +115,50 @@ def narrowing(mask: Tensor) -> float:
         if wide > 0:
             smallest = min(smallest, float(areas[index]) / wide)
     return smallest
+
+
+def compared(
+    masks: Mapping[str, Tensor],
+    names: tuple[str, ...],
+    classes: int,
+    steadiness: tuple[float, float] = (1.0, 1.0),
+) -> dict[str, float]:
+    """Return the signals that follow from masks: see :meth:`tesla_med.engine.guard.Guard.look`."""
+    result: dict[str, float] = {}
+    for name in names:
+        result[f"foreground_{name}"] = float((masks[name] > 0).float().mean())
+        views = [masks[f"{name}@{zoom}"] for zoom in ZOOMS]
+        result[f"consistency_{name}"] = consistency(masks[name], views, classes, steadiness)
+        result[f"area_change_{name}"] = area_change(masks[name] > 0)
+        result[f"narrowing_{name}"] = narrowing(masks[name] > 0)
+    for index, one in enumerate(names):
+        for two in names[index + 1 :]:
+            result[f"agreement_{one}_{two}"] = agreement(masks[one], masks[two], classes)
+    return result
+
+
+def lacking(
+    masks: Mapping[str, Tensor], names: Sequence[str], unmoved: Sequence[str], classes: int
+) -> dict[str, float]:
+    """Return how many classes each mask lacks that those of the source's weights have, by ``lacking_<name>``.
+
+    A class counts that has at least ``NOTABLE`` of the foreground in every mask of ``unmoved`` that is there,
+    and a mask lacks it that has less than ``REMAINDER`` of the smallest of these. The mean Dice over classes
+    does not show it: two masks that both lack a class agree on the others.
+
+    Args:
+        masks: (N, H, W) class indices by candidate.
+        names: the candidates.
+        unmoved: those that have the weights of the source.
+        classes: their number, background included.
+    """
+    counts = {name: masks[name].flatten().bincount(minlength=classes)[1:classes] for name in names}
+    known = [counts[name] for name in names if name in unmoved]
+    if not known:
+        return {}
+    least = torch.stack(known).amin(dim=0)
+    notable = torch.stack([count >= NOTABLE * count.sum().clamp_min(1) for count in known]).all(dim=0)
+    return {
+        LACKING.format(name): float((notable & (count < REMAINDER * least)).sum())
+        for name, count in counts.items()
+    }

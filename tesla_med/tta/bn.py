@@ -42,7 +42,8 @@ class BN(TTAMethod):
     """Replacement of the running statistics of every batch norm by those of the test images.
 
     In a single pass over a case, statistics come from all its slices in one forward pass, so that the inputs
-    of every layer are normalised by the same slices. In several passes, they are the mean over batches.
+    of every layer are normalised by the same slices. In several passes, they are the mean over batches, each
+    weighted by its images.
     """
 
     name = "bn"
@@ -65,12 +66,12 @@ class BN(TTAMethod):
 
     @torch.no_grad()
     def adapt(self, images: Tensor) -> Scalars:
-        """Include the statistics of ``images`` in the mean over the batches of this pass."""
+        """Include the statistics of ``images`` in the mean over the images of this pass."""
         batch = self.to_device(evenly_spaced(images, self.params.max_slices))
         with batch_statistics(self.model, momentum=1.0):
             self.logits(self.model, batch)
-        self._seen += 1
-        blend_running_statistics(self.model, self._target, 1.0 / self._seen)
+        self._seen += len(images)
+        blend_running_statistics(self.model, self._target, len(images) / self._seen)
         self._target = copied(running_statistics(self.model))
         blend_running_statistics(self.model, self._source, self.params.target_share)
         self.steps += 1

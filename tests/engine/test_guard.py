@@ -14,7 +14,6 @@ from tesla_med.engine.guard import (
     Guard,
     between,
     candidate_of,
-    compared,
     judge,
     supports_of,
     witnesses,
@@ -22,7 +21,16 @@ from tesla_med.engine.guard import (
 from tesla_med.engine.postprocess import keep_largest, largest_of
 from tesla_med.engine.predictor import Predictor as CasePredictor
 from tesla_med.engine.quality import joined
-from tesla_med.engine.signals import ZOOMS, agreement, area_change, narrowing, stack_shape, zoomed_mask
+from tesla_med.engine.signals import (
+    ZOOMS,
+    agreement,
+    area_change,
+    compared,
+    lacking,
+    narrowing,
+    stack_shape,
+    zoomed_mask,
+)
 from tesla_med.models.base import norm_layers
 from tesla_med.models.normalisation import running_statistics, statistics_distance
 from tesla_med.models.unet import UNet
@@ -423,6 +431,67 @@ def test_signals_by_hand():
     assert signals["consistency_adapted"] == pytest.approx(0.5)
     assert signals["agreement_source_adapted"] == pytest.approx(0.5)
     assert signals["foreground_source"] == pytest.approx(0.1)
+
+
+def structures(*names_of_both, alone=()):
+    """Masks of two classes side by side, and those in which the second is missing; zoomed alike."""
+    masks = {}
+    for name in (*names_of_both, *alone):
+        mask = torch.zeros(6, 20, 40, dtype=torch.long)
+        mask[:, 5:15, 5:15] = 1
+        if name in names_of_both:
+            mask[:, 5:15, 20:30] = 2
+        masks |= {name: mask} | {f"{name}@{zoom}": mask for zoom in ZOOMS}
+    return masks
+
+
+@pytest.mark.parametrize(
+    "names", [("source", "part", "adapted"), ("source", "own", "half", "part", "mixed", "adapted")]
+)
+def test_a_mask_that_lost_a_structure_is_refused_though_it_agrees_on_the_rest(names):
+    moved = tuple(name for name in names if VERDICTS[name].share > 0)
+    unmoved = tuple(name for name in names if name not in moved)
+    masks = structures(*unmoved, alone=moved)
+    signals = compared(masks, names, 3) | lacking(masks, names, unmoved, 3)
+    assert signals["consistency_adapted"] == 1.0
+    config = CONFIG.model_copy(update={"candidates": names, "least_trust_without_batch_norm": 0.0})
+    verdict = judge(signals, config)
+    assert candidate_of(verdict) in unmoved
+    assert verdict.collapsed
+    whole = structures(*names)
+    assert not judge(compared(whole, names, 3) | lacking(whole, names, unmoved, 3), config).collapsed
+
+
+def test_what_counts_as_a_structure_that_is_lacking():
+    masks = structures("source", "own", "adapted")
+    masks["adapted"] = masks["adapted"].clone()
+    masks["adapted"][1:][masks["adapted"][1:] == 2] = 0  # a sixth is left
+    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 0
+    masks["adapted"][0, 7:][masks["adapted"][0, 7:] == 2] = 0  # a thirtieth
+    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 1
+    masks["own"] = masks["adapted"]  # what not all of the source's masks have is not missed
+    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 0
+    speck = structures(alone=("source", "adapted"))
+    speck["source"] = speck["source"].clone()
+    speck["source"][0, 0, 0] = 2
+    assert lacking(speck, ("source", "adapted"), ("source",), 3) == {
+        "lacking_source": 0,
+        "lacking_adapted": 0,
+    }
+    assert lacking(speck, ("adapted",), ("source",), 3) == {}
+
+
+def test_without_batch_norm_the_mask_half_way_does_not_speak_for_the_adapted_one():
+    """Adapted and half way moved to another place together, and the source's mask is steadier."""
+    names = ("source", "part", "adapted")
+    boxes = {"source": (0, 8), "part": (20, 28), "adapted": (20, 28)}
+    boxes |= {f"{name}@{zoom}": box for name, box in boxes.items() for zoom in ZOOMS}
+    verdict = judge(compared(masks_of(boxes), names, 2), CONFIG)
+    assert verdict.collapsed
+    assert candidate_of(verdict) != "adapted"
+    assert not judge(
+        compared(masks_of(boxes), names, 2), CONFIG.model_copy(update={"unsupported": 0.0})
+    ).collapsed
 
 
 def probabilities_of(mask):

@@ -8,15 +8,18 @@ import pytest
 import torch
 
 from tesla_med.engine import recalibration
+from tesla_med.engine.outcome import Outcome
 from tesla_med.engine.recalibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
     fit_temperature_to_masks,
+    recalibrated,
     scale_temperature,
     style_agreement,
     style_region,
 )
 from tesla_med.errors import DataError
+from tesla_med.types import Verdict
 
 TEMPERATURES = (LOWEST_TEMPERATURE, 0.8, 1.0, 1.7, HIGHEST_TEMPERATURE)
 
@@ -328,3 +331,14 @@ def test_styles_that_do_not_fit_are_named():
 def test_the_range_is_the_stated_one():
     assert (recalibration.LOWEST_TEMPERATURE, recalibration.HIGHEST_TEMPERATURE) == (0.5, 4.0)
     assert recalibration.REGION_DILATION == 3
+
+
+def test_a_volume_has_the_temperature_of_its_slices():
+    generator = torch.Generator().manual_seed(4)
+    slices = torch.randn(5, 3, 12, 12, generator=generator).mul(2).softmax(dim=1)
+    styled = torch.randn(5, 3, 12, 12, generator=generator).argmax(dim=1)
+    flat = recalibrated(Outcome(slices, slices, Verdict(1.0, "")), [styled], None)
+    volume = slices.movedim(0, 1)[None]  # (1, L, D, H, W)
+    whole = recalibrated(Outcome(volume, volume, Verdict(1.0, "")), [styled[None]], None)
+    assert flat.temperature == whole.temperature != 1.0
+    assert whole.probs is volume

@@ -160,3 +160,16 @@ def test_source_is_the_frozen_model(make_network, make_images):
         want = network(2 * images - 1).softmax(dim=1)
     assert torch.allclose(method.predict(images), want, atol=1e-6)
     assert not type(method).adapts
+
+
+def test_the_mean_over_batches_weighs_images_alike(make_tta, make_network, make_images):
+    """A single image in the last batch counts as one of five, not as half of the statistics."""
+    network, images = make_network(), make_images(5)
+    images[4] = 1.0 - images[4]
+    method = make_tta("bn", network)
+    method.start_epoch(0, ())
+    first, last = statistics_of(network, images[:4]), statistics_of(network, images[4:])
+    method.adapt(images[:4])
+    method.adapt(images[4:])
+    assert close(running(method.model), mixed(last, first, 0.2))
+    assert not close(running(method.model), mixed(last, first, 0.5))

@@ -55,6 +55,12 @@ def test_statistics_of_a_case_are_those_of_as_many_slices_where_memory_is_short(
     whole = mean_of()
     method.use_less_memory(2)
     assert torch.allclose(mean_of(), whole, atol=1e-5)  # a mean over parts of one size is that of all
+    images[5] = 1.0 - images[5]
+    method = make_tta("tent")
+    layer = norm_layers(method.model)[0]
+    whole = mean_of()
+    method.use_less_memory(5)  # five and one, which counts as one
+    assert torch.allclose(mean_of(), whole, atol=1e-5)
 
 
 def test_without_batch_norms_no_pass_is_made_for_statistics(make_tta, make_images, monkeypatch):

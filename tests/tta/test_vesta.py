@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -171,3 +173,21 @@ class Site:
 
     def batches(self, size):
         yield from torch.split(torch.cat(self.cases), size)
+
+
+def test_a_run_whose_policy_diverges_is_left_out(make_tta, make_images, monkeypatch):
+    """Nothing can be drawn from a policy that is not finite, and what that raises ends one run alone."""
+    method = make_tta("vesta", **ONCE, restarts=3)
+    adapt, count = method.adapt, itertools.count(1)
+
+    def diverging(batch):
+        if next(count) == 3:  # the first update of the second run
+            with torch.no_grad():
+                next(method.policy.parameters()).fill_(float("nan"))
+        return adapt(batch)
+
+    monkeypatch.setattr(method, "adapt", diverging)
+    driver = Driver(method, "N-O", "case")
+    assert driver.adapt_and_predict(make_images(4)) is not None
+    assert "consistency_of_run_2" not in driver.chosen
+    assert {"consistency_of_run_1", "consistency_of_run_3"} <= set(driver.chosen)

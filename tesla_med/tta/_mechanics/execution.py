@@ -256,9 +256,11 @@ class Execution:
         chosen = evenly_spaced(images, limit)
         with kept_running_statistics(network), torch.no_grad():
             parts = torch.split(chosen, self.at_most(len(chosen)))  # several where memory is short
-            for count, part in enumerate(parts, 1):
+            seen = 0
+            for part in parts:
+                seen += len(part)
                 mixture = nullcontext() if rest is None or share == 1.0 else mixed_with(network, rest, share)
-                with batch_statistics(network, momentum=1.0 / count), mixture:
+                with batch_statistics(network, momentum=len(part) / seen), mixture:
                     self.logits(network, self.to_device(part))
             if share < 1.0:
                 blend_running_statistics(network, before, share)
