@@ -58,6 +58,18 @@ class ClassScore(Measured):
     predicted_low: float | None = None
     predicted_high: float | None = None
 
+    @property
+    def dice_change(self) -> float | None:
+        """Dice less that of the source's mask, in [-1, 1]; None without a reference, or where all are empty.
+
+        Beside a mask that is not empty, an empty one of an empty reference counts as 1: what adaptation
+        paints where there is no organ is a loss, though one of the two Dice is n/a.
+        """
+        before, after = self.dice_source, self.dice
+        if self.voxels_reference == 0 and (before is None) != (after is None):
+            before, after = (1.0 if value is None else value for value in (before, after))
+        return None if before is None or after is None else after - before
+
 
 class Packed(Mapping[str, Any]):
     """JSON-able content in a tenth of its memory: a run keeps the counts of all its cases to its end."""
@@ -144,6 +156,11 @@ class CaseResult(Record):
     def mean_dice_source(self) -> float | None:
         """Mean Dice of the unadapted mask over the foreground classes, or None."""
         return mean_of_known([score.dice_source for score in self.scores])
+
+    @property
+    def dice_change(self) -> float | None:
+        """Mean change of Dice over the foreground classes that have one, or None."""
+        return mean_of_known([score.dice_change for score in self.scores])
 
     @property
     def headline(self) -> float | None:

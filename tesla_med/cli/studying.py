@@ -100,7 +100,7 @@ def _shown(screen: Screen, result: Any) -> int:
         [
             *(line.site, *([line.weights] if several else []), f"{line.method} {line.protocol}"),
             *(str(line.cells), str(line.cases), percent(line.source), percent(line.adapted)),
-            *(change(line.source, line.adapted), str(line.harmed), str(line.failed), duration(line.seconds)),
+            *(change(0.0, line.change), str(line.harmed), str(line.failed), duration(line.seconds)),
         ]
         for line in result.summary
     ]

@@ -179,20 +179,22 @@ def summarise(
         classes: names, in order, to give figures of; fewer than two give none.
     """
     values = _by_site(case_values(rows, metric.column))
-    own = _by_site(case_values(rows, metric.source_column))
+    paired_rows = _with_empty_as_one(rows, metric)
+    ours = _by_site(case_values(paired_rows, metric.column))
+    own = _by_site(case_values(paired_rows, metric.source_column))
     figures: dict[tuple[str, str, str], Figure] = {}
     harm: dict[tuple[str, str, str], Harm] = {}
     for key in order:
         label, protocol = key
         mine = {site: runs for site in sites if (runs := values.get(key, {}).get(site))}
         figures |= {(*key, site): _figure([runs]) for site, runs in mine.items()}
-        hurt = {site: harm_at(runs, own.get(key, {}).get(site, {})) for site, runs in mine.items()}
+        hurt = {site: harm_at(runs, _changes(ours[key][site], own, key, site)) for site, runs in mine.items()}
         harm |= {(*key, site): item for site, item in hurt.items()}
         if mine and len(mine) == len(sites):
             figures[label, protocol, AVERAGE] = _figure(list(mine.values()))
             harm[label, protocol, AVERAGE] = harm_over(hurt)
     paired = pair_rows(
-        {key: {site: _case_means(runs) for site, runs in by.items()} for key, by in values.items()},
+        {key: {site: _case_means(runs) for site, runs in by.items()} for key, by in ours.items()},
         sites,
         order,
         {key: item.mean for key in order if (item := figures.get((*key, AVERAGE)))},
@@ -222,6 +224,42 @@ def _by_site(values: Mapping[tuple[str, str, str, str, int], float]) -> dict[Key
     for (label, protocol, site, case, seed), value in values.items():
         found.setdefault((label, protocol), {}).setdefault(site, {})[case, seed] = value
     return {key: dict(sites) for key, sites in found.items()}
+
+
+WITHOUT_SCORE = ("failed", "unscored")
+
+
+def _with_empty_as_one(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[Mapping[str, Any]]:
+    """Return rows in which an empty mask of an empty reference counts as 1 where another mask has a value.
+
+    Differences need both: the mask that is not empty has a Dice of 0, and the other has none. Where all masks
+    of a class of a case are empty, nothing is compared.
+    """
+    columns = (metric.column, metric.source_column)
+    scored = [row["status"] not in WITHOUT_SCORE for row in rows]
+
+    def item(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["site"], row["case"], row.get(metric.of_class)
+
+    found: dict[tuple[Any, ...], set[float | None]] = {}
+    for row, has in zip(rows, scored, strict=True):
+        if has:
+            found.setdefault(item(row), set()).update(row[column] for column in columns)
+    painted = {key for key, values in found.items() if values == {None, 0.0}}  # some masks, and no organ
+    return [
+        {**row, **{column: 1.0 for column in columns if row[column] is None}}
+        if has and item(row) in painted
+        else row
+        for row, has in zip(rows, scored, strict=True)
+    ]
+
+
+def _changes(
+    runs: Runs, own: Mapping[Key, Mapping[str, Runs]], key: Key, site: str
+) -> dict[tuple[str, int], float]:
+    """Return by how much the runs of a row at a site are above their own source, where that is known."""
+    source = own.get(key, {}).get(site, {})
+    return {run: value - source[run] for run, value in runs.items() if run in source}
 
 
 def _by_class(

@@ -48,15 +48,15 @@ class Harm:
     below_dice_10: float
 
 
-def harm_at(values: Mapping[tuple[str, int], float], own: Mapping[tuple[str, int], float]) -> Harm:
+def harm_at(values: Mapping[tuple[str, int], float], changes: Mapping[tuple[str, int], float]) -> Harm:
     """Return the harm at one site.
 
     Args:
         values: (case, seed) -> value, in [0, 1]; at least one.
-        own: the same of the unadapted model of the run. Runs without one, such as those in which the source
-            predicts nothing and there is nothing, count in what is said of values alone.
+        changes: by how much they are above those of the unadapted model of the run. Runs without one count
+            in what is said of values alone; there may be changes of runs without a value, where the adapted
+            mask is empty as there is nothing, and the source's is not.
     """
-    changes = {run: value - own[run] for run, value in values.items() if run in own}
     every, lost = np.array(list(values.values())), np.array(list(changes.values()))
     worst = min(changes, key=changes.__getitem__, default=None)
     return Harm(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tesla_med.config.models import QualityConfig
 from tesla_med.engine.quality import needs_review
-from tesla_med.records import CaseResult, ClassScore
+from tesla_med.records import CaseResult, ClassScore, mean_of_known
 from tesla_med.reports._run_content import BLANK, NOT_APPLICABLE, number, signed, tone
 from tesla_med.scoring.calibration import ALL_CLASSES
 from tesla_med.scoring.metrics import METRICS, Metric
@@ -86,8 +86,8 @@ def severity(result: CaseResult, quality: QualityConfig) -> tuple[int, float, fl
     """
     usual = 2 if not result.trusted else 3 if needs_review(result, quality) else 4
     rank = {"failed": 0, "unscored": 1}.get(result.status, usual)
-    ours, source = result.mean_dice, result.mean_dice_source
-    drop = 0.0 if ours is None or source is None else min(0.0, round(ours - source, 4))
+    ours, change = result.mean_dice, result.dice_change
+    drop = 0.0 if change is None else min(0.0, round(change, 4))
     known = result.predicted_dice if ours is None else ours
     return (rank, drop, 2.0 if known is None else known, result.case)
 
@@ -122,6 +122,10 @@ def definitions() -> list[tuple[str, str]]:
     ]
 
 
+def _both_dice(result: CaseResult) -> tuple[float | None, float | None]:
+    return result.mean_dice_source, result.mean_dice
+
+
 def _sentence(what: str, unit: str) -> str:
     return f"{what[:1].upper()}{what[1:]}{f', in {unit}' if unit else ''}."
 
@@ -135,23 +139,20 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     """Return the headline figures; those that do not exist are left out."""
     counts = Counter(item.status for item in results)
     shown = [Tile("Cases", str(len(results)), f"{len(results) - counts['failed']} with a mask")]
-    pairs = [
-        (item.mean_dice_source, item.mean_dice, item.case)
-        for item in results
-        if item.mean_dice is not None and item.mean_dice_source is not None
-    ]
-    if pairs:
-        source, ours = (sum(pair[i] for pair in pairs) / len(pairs) for i in (0, 1))  # type: ignore[misc]
+    changes = [(change, item.case) for item in results if (change := item.dice_change) is not None]
+    if changes:
+        means = [mean_of_known(found) for found in zip(*map(_both_dice, results), strict=True)]
+        change = sum(value for value, _ in changes) / len(changes)
         shown.append(
             Tile(
                 "Mean Dice",
-                f"{source:.3f} → {ours:.3f}",
-                f"{signed(ours - source)} over {len(pairs)} of {len(results)} cases",
-                tone(ours - source),
+                " → ".join(number(value, 3) for value in means),
+                f"{signed(change)} over {len(changes)} of {len(results)} cases",
+                tone(change),
             )
         )
-        change, case = min((second - first, name) for first, second, name in pairs)
-        shown.append(Tile("Worst change", signed(change), case, tone(change)))
+        worst, case = min(changes)
+        shown.append(Tile("Worst change", signed(worst), case, tone(worst)))
     if "region" in calibration:
         before, after = (calibration["region"][model][ALL_CLASSES]["ece"] for model in ("source", "adapted"))
         if before is not None and after is not None:
@@ -238,13 +239,13 @@ def _joined(texts: Iterable[str]) -> str:
 
 def _class_row(score: ClassScore, agreement: Mapping[int, float | None], shown: Sequence[Metric]) -> ClassRow:
     known = score.dice is not None and score.dice_source is not None
-    change = score.dice - score.dice_source if known else 0.0  # type: ignore[operator]
+    change = score.dice_change
     return ClassRow(
         name=score.name,
         dice_source=_dice(score, score.dice_source),
         dice=_dice(score, score.dice),
-        change=signed(change) if known else "",
-        tone=tone(change),
+        change="" if change is None else signed(change),
+        tone=tone(change or 0.0),
         figures=tuple(_figure(metric, score) for metric in shown),
         volume_source=_volume(score.volume_ml_source),
         volume=_volume(score.volume_ml),
@@ -278,12 +279,7 @@ def _remark(score: ClassScore) -> str:
 
 def _summary_row(scores: Sequence[ClassScore], shown: Sequence[Metric]) -> dict[str, Any]:
     metrics = METRICS.in_order()
-    both = [
-        (item.dice_source, item.dice)
-        for item in scores
-        if item.dice is not None and item.dice_source is not None
-    ]
-    changes = [ours - source for source, ours in both]
+    changes = [change for item in scores if (change := item.dice_change) is not None]
     remarks = Counter(_remark(item) for item in scores)
     mean = sum(changes) / len(changes) if changes else 0.0
 

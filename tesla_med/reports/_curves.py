@@ -187,8 +187,8 @@ def case_table(results: Sequence[CaseResult]) -> str:
 
     lines = ["| case | source | adapted | change | predicted | mask | trusted | status |", "|---" * 8 + "|"]
     for item in sorted(results, key=lambda item: (item.trusted, known(item), item.case)):
-        before, after = item.mean_dice_source, item.mean_dice
-        change = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
+        before, after, moved = item.mean_dice_source, item.mean_dice, item.dice_change
+        change = "" if moved is None else f"{100 * moved:+.1f}"
         cells = [valid(item.case).replace("|", "\\|"), percent(before), percent(after), change]
         cells += [percent(item.predicted_dice), item.used, "yes" if item.trusted else "**no**", item.status]
         lines.append("| " + " | ".join(cells) + " |")

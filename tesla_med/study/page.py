@@ -12,7 +12,7 @@ from tesla_med import __version__
 from tesla_med.config.study import StudyConfig
 from tesla_med.io.files import write_text
 from tesla_med.study.cells import Grid, StudyCell
-from tesla_med.study.tables import WITHOUT_RESULT
+from tesla_med.study.tables import WITHOUT_RESULT, change_of
 
 STUDY_HTML = "study.html"
 REPORT = Path("report") / "report.html"
@@ -46,6 +46,8 @@ class Row:
         scored: whether there are references.
         source: mean of the unadapted model in percent; None without references.
         adapted: mean of the method, or of its predicted Dice.
+        change: mean change in points, over the cases of which both are known, see
+            :func:`~tesla_med.study.tables.change_of`; None without references.
         harm: cases that lose more than 1, 2 and 5 points.
         untrusted: cases on which no mask is trusted.
         failed: cases without a mask or a score.
@@ -59,18 +61,12 @@ class Row:
     scored: bool
     source: float | None
     adapted: float | None
+    change: float | None
     harm: tuple[int, ...]
     untrusted: int
     failed: int
     cases: int
     reports: tuple[tuple[str, str], ...]
-
-    @property
-    def change(self) -> float | None:
-        """Mean change in points."""
-        if self.source is None or self.adapted is None:
-            return None
-        return self.adapted - self.source
 
 
 def write_page(
@@ -134,9 +130,9 @@ def _row(
         value = case["adapted"] if scored else case.get("predicted")
         if value is not None:
             name = case["case"] + (f", seed {cell.key['seed']}" if len(cells) > 1 else "")
-            before = None if case["source"] is None else 100 * case["source"]
-            dots.append(Dot(name, before, 100 * value))
-    pairs = [(dot.source, dot.adapted) for dot in dots if dot.source is not None]
+            dots.append(Dot(name, None if case["source"] is None else 100 * case["source"], 100 * value))
+    changes = [100 * change for _, case in found if (change := change_of(case)) is not None]
+    before = [100 * case["source"] for _, case in found if case["source"] is not None]
     reports = [
         (f"{cell.folder(out).relative_to(out).as_posix()}/{REPORT.as_posix()}", f"seed {cell.key['seed']}")
         for cell in cells
@@ -147,9 +143,10 @@ def _row(
         site,
         tuple(dots),
         scored,
-        fmean(before for before, _ in pairs) if pairs else None,
+        fmean(before) if before else None,
         fmean(dot.adapted for dot in dots) if dots else None,
-        tuple(sum(before - after > loss for before, after in pairs) for loss in LOSSES),
+        fmean(changes) if changes else None,
+        tuple(sum(change < -loss for change in changes) for loss in LOSSES),
         sum(case.get("trusted") is False for _, case in found),
         sum(case["status"] in WITHOUT_RESULT for _, case in found),
         len(found),

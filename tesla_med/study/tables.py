@@ -42,8 +42,9 @@ class Line:
         cells: number of seeds that are done.
         cases: rows that have a score, over all seeds.
         metric: dice, or accuracy for tiles.
-        source: mean of the unadapted model over these rows, in [0, 1]; None without references.
+        source: mean of the unadapted model over the rows that have one, in [0, 1]; None without references.
         adapted: the same of the method.
+        change: mean change over the rows of which both are known (see :func:`change_of`), in [-1, 1].
         harmed: rows that lose more than a point.
         failed: rows that failed or are unscored.
         seconds: of all cells together.
@@ -58,6 +59,7 @@ class Line:
     metric: str
     source: float | None
     adapted: float | None
+    change: float | None
     harmed: int
     failed: int
     seconds: float
@@ -108,7 +110,8 @@ def summarise(contents: Iterable[Mapping[str, Any]]) -> list[Line]:
 
 def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
     rows = [row for cell in cells for row in cell["cases"]]
-    both = [row for row in rows if row["source"] is not None and row["adapted"] is not None]
+    scored = [row for row in rows if row["source"] is not None or row["adapted"] is not None]
+    changes = [change for row in rows if (change := change_of(row)) is not None]
     site, weights, method, protocol = key
     return Line(
         site,
@@ -116,14 +119,29 @@ def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
         method,
         protocol,
         cells=len(cells),
-        cases=len(both),
+        cases=len(scored),
         metric=rows[0]["metric"] if rows else "dice",
-        source=mean_of_known(row["source"] for row in both),
-        adapted=mean_of_known(row["adapted"] for row in both),
-        harmed=sum(row["adapted"] < row["source"] - 0.01 for row in both),
+        source=mean_of_known(row["source"] for row in scored),
+        adapted=mean_of_known(row["adapted"] for row in scored),
+        change=mean_of_known(changes),
+        harmed=sum(change < -0.01 for change in changes),
         failed=sum(row["status"] in WITHOUT_RESULT for row in rows),
         seconds=round(sum(cell["seconds"] for cell in cells), 3),
     )
+
+
+def change_of(row: Mapping[str, Any]) -> float | None:
+    """Return the value of the method less the source's, in [-1, 1]; None where nothing can be compared.
+
+    A mask that is not empty, of a case without the organ, has a Dice of 0, and an empty one has none: beside
+    the other it counts as 1.
+    """
+    source, adapted = row["source"], row["adapted"]
+    if row["status"] in WITHOUT_RESULT or source is adapted is None:
+        return None
+    if {source, adapted} == {None, 0.0}:
+        return -1.0 if source is None else 1.0
+    return None if source is None or adapted is None else adapted - source
 
 
 def write_tables(

@@ -42,7 +42,7 @@ def test_means_over_classes_cases_and_seeds():
     assert figure.std == pytest.approx(np.std([0.75, 0.9], ddof=1))
     assert (figure.cases, figure.seeds) == (2, 2)
     average = result.figures["ours", "N-O", AVERAGE]
-    assert average.mean == pytest.approx(((0.75 + 0.48) / 2 + (0.9 + 0.52) / 2) / 2)
+    assert average.difference == pytest.approx(((0.75 + 0.48) / 2 + (0.9 + 0.52) / 2) / 2)
     assert average.std == pytest.approx(np.std([(0.75 + 0.48) / 2, (0.9 + 0.52) / 2], ddof=1))
     assert result.figures["source", "N-O", AVERAGE].mean == pytest.approx(0.6)
     assert result.figures["source", "N-O", AVERAGE].std is None
@@ -199,16 +199,40 @@ def test_harm_by_hand():
     found = table(rows, order=ORDER[1:2]).harm
     first, second, whole = (found["ours", "N-O", name] for name in ("A", "B", AVERAGE))
     assert first.below == {1: 0.6, 2: 0.4, 5: 0.2}
-    assert second.below == {1: 0.0, 2: 0.0, 5: 0.0}
-    assert whole.below == {1: 0.3, 2: 0.2, 5: 0.1}
+    third = pytest.approx(1 / 3)  # what is painted where there is nothing is lost
+    assert second.below == {1: third, 2: third, 5: third}
+    assert whole.below == pytest.approx({1: (0.6 + 1 / 3) / 2, 2: (0.4 + 1 / 3) / 2, 5: (0.2 + 1 / 3) / 2})
     assert (first.worst, first.worst_case) == (pytest.approx(-0.10), "3, seed 0")
-    assert (whole.worst, whole.worst_case) == (pytest.approx(-0.10), "A/3, seed 0")
+    assert (whole.worst, whole.worst_case) == (-1.0, "B/new, seed 0")
     assert first.change_5th == pytest.approx(np.percentile([-loss for loss in losses], 5))
     assert second.value_5th == pytest.approx(np.percentile([0.0, 0.05, 0.92], 5))
     assert whole.value_5th == pytest.approx((first.value_5th + second.value_5th) / 2)
     assert (first.below_dice_10, second.below_dice_10) == (0.0, pytest.approx(2 / 3))
     assert whole.below_dice_10 == pytest.approx(1 / 3)
     assert (whole.cases, whole.runs) == (8, 8)
+
+
+def test_an_organ_painted_where_there_is_none_is_a_loss():
+    """Three cases hold no organ: the source finds none, and a row paints one; another does not."""
+    rows = [row(name, str(i), 0.9, own=0.9) for name in ("source", "tent", "ours") for i in range(5)]
+    empty = {"source": None, "tent": None, "ours": 0.0}
+    rows += [row(name, f"empty {i}", value, own=None) for name, value in empty.items() for i in range(3)]
+    found = table(rows, ("A",), THREE)
+    assert found.figures["ours", "N-O", "A"].mean == pytest.approx(5 * 0.9 / 8)
+    assert found.harm["ours", "N-O", "A"].below[1] == pytest.approx(3 / 8)
+    assert found.harm["ours", "N-O", "A"].worst == -1.0
+    assert found.paired.baseline["ours", "N-O"].average.difference == pytest.approx(-3 / 8)
+    assert found.harm["tent", "N-O", "A"].below[1] == 0.0
+    assert found.paired.baseline["tent", "N-O"].average.difference == 0.0
+    assert found.figures["tent", "N-O", "A"].cases == 5  # where all are empty nothing is compared
+
+
+def test_a_failed_case_is_no_empty_mask():
+    rows = [row("source", "a", 0.0, own=0.0), row("ours", "a", None, own=None) | {"status": "failed"}]
+    rows += [row(name, "b", 0.9, own=0.9) for name in ("source", "ours")]
+    found = table(rows, ("A",), THREE)
+    assert found.harm["ours", "N-O", "A"].worst == 0.0
+    assert found.paired.baseline["ours", "N-O"].average.difference == 0.0
 
 
 def test_harm_counts_every_seed():

@@ -137,6 +137,34 @@ def test_calibration_leads_with_the_region_and_matches_its_cases(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_organ_painted_where_there_is_none_is_the_worst_change():
+    """Its Dice is 0 and the source's none, so no difference of two Dice shows it."""
+    figures = {"good": (0.9, 0.9, 100, 100), "painted": (None, 0.0, 0, 5000), "empty": (None, None, 0, 0)}
+    results = [
+        CaseResult(
+            case=name,
+            site="F",
+            status="ok",
+            used="adapted",
+            scores=(
+                ClassScore(
+                    label=1, name="organ", dice_source=before, dice=after, voxels=voxels,
+                    voxels_reference=reference,
+                ),
+            ),
+        )
+        for name, (before, after, reference, voxels) in figures.items()
+    ]  # fmt: skip
+    assert [item.dice_change for item in results] == [0.0, -1.0, None]
+    means, worst = _content.tiles(results, {})[1:3]
+    assert (means.value, means.detail) == ("0.900 → 0.450", "−0.500 over 2 of 3 cases")
+    assert (worst.value, worst.detail) == ("−1.000", "painted")
+    (row,) = _content.class_summary(results)
+    assert (row["change"], row["worse"], row["false_positive"]) == ("−0.500", "1", "1")
+    worst_first = sorted(results, key=lambda item: _content.severity(item, QualityConfig()))
+    assert worst_first[0].case == "painted"
+
+
 def test_tiles_and_rows_lead_with_the_region():
     reference = np.zeros((100, 100, 10), np.uint8)
     reference[10:20, 10:20, :5] = 1

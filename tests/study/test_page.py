@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tesla_med.study.page import rows_of, write_page
+from tesla_med.study.tables import change_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,31 @@ def written(out, cells, failed=(), problems=()):
     contents = {item.name: {"cases": cases} for item, cases in cells if cases is not None}
     path = write_page(out, SimpleNamespace(name="a <study>"), grid, contents, dict(failed))
     return path.read_text(encoding="utf-8"), rows_of(out, grid, contents)
+
+
+def test_changes_are_those_of_the_cases_that_both_have(tmp_path):
+    """An organ is painted where there is none: a loss of 100 points, and no Dice of the source."""
+    cases = [case("a", 0.9, 0.9), case("b", 0.8, 0.85), case("c", None, 0.0), case("d", None, None)]
+    _, (first,) = written(tmp_path, [(cell("D", "tesla"), cases)])
+    assert first.source == pytest.approx(85)
+    assert first.adapted == pytest.approx(100 * 1.75 / 3)
+    assert first.change == pytest.approx((0 + 5 - 100) / 3)
+    assert first.harm == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "adapted", "status", "change"),
+    [
+        (0.8, 0.7, "ok", pytest.approx(-0.1)),
+        (None, 0.0, "ok", -1.0),
+        (0.0, None, "empty", 1.0),
+        (None, None, "empty", None),
+        (None, 0.7, "ok", None),
+        (None, 0.0, "failed", None),
+    ],
+)
+def test_the_change_of_a_case(source, adapted, status, change):
+    assert change_of(case("a", source, adapted, status=status)) == change
 
 
 def test_means_changes_harm_and_trust(tmp_path):
