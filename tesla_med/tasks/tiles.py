@@ -123,12 +123,17 @@ class Tiles(Task):
         return Items(tiles.folder, tuple(tiles.names), skipped, tiles)
 
     def refs(self, items: Items, seed: int, size: int) -> Sequence[Ref]:
-        """Return batches of ``size`` tiles in an order drawn by the seed."""
+        """Return batches of ``size`` tiles in an order drawn by the seed.
+
+        A rest of fewer tiles than can be adapted to goes with the batch before it.
+        """
         import torch
 
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(items.names), generator=generator).tolist()
         parts = [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+        if len(parts) > 1 and len(parts[-1]) < min(self.smallest_batch, size):
+            parts[-2:] = [parts[-2] + parts[-1]]
         return [
             Ref(f"batch-{number:06d}", tuple(items.names[at] for at in part), Part(items.content, part))
             for number, part in enumerate(parts)

@@ -42,7 +42,7 @@ def test_means_over_classes_cases_and_seeds():
     assert figure.std == pytest.approx(np.std([0.75, 0.9], ddof=1))
     assert (figure.cases, figure.seeds) == (2, 2)
     average = result.figures["ours", "N-O", AVERAGE]
-    assert average.difference == pytest.approx(((0.75 + 0.48) / 2 + (0.9 + 0.52) / 2) / 2)
+    assert average.mean == pytest.approx(((0.75 + 0.48) / 2 + (0.9 + 0.52) / 2) / 2)
     assert average.std == pytest.approx(np.std([(0.75 + 0.48) / 2, (0.9 + 0.52) / 2], ddof=1))
     assert result.figures["source", "N-O", AVERAGE].mean == pytest.approx(0.6)
     assert result.figures["source", "N-O", AVERAGE].std is None

@@ -466,11 +466,11 @@ def test_what_counts_as_a_structure_that_is_lacking():
     masks = structures("source", "own", "adapted")
     masks["adapted"] = masks["adapted"].clone()
     masks["adapted"][1:][masks["adapted"][1:] == 2] = 0  # a sixth is left
-    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 0
+    assert lacking(masks, (*NAMES[:2], "adapted"), ("source", "own"), 3)["lacking_adapted"] == 0
     masks["adapted"][0, 7:][masks["adapted"][0, 7:] == 2] = 0  # a thirtieth
-    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 1
+    assert lacking(masks, (*NAMES[:2], "adapted"), ("source", "own"), 3)["lacking_adapted"] == 1
     masks["own"] = masks["adapted"]  # what not all of the source's masks have is not missed
-    assert lacking(masks, NAMES[:2] + ("adapted",), ("source", "own"), 3)["lacking_adapted"] == 0
+    assert lacking(masks, (*NAMES[:2], "adapted"), ("source", "own"), 3)["lacking_adapted"] == 0
     speck = structures(alone=("source", "adapted"))
     speck["source"] = speck["source"].clone()
     speck["source"][0, 0, 0] = 2

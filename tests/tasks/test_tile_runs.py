@@ -15,6 +15,7 @@ from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.tiles import find_tiles
 from tesla_med.records import TileResult
 from tesla_med.scoring.classes import class_figures
+from tesla_med.tasks.base import Items
 from tesla_med.tasks.tiles import Tiles
 from tesla_med.training.train import train_source
 from tesla_med.tta.tesla import TeSLA
@@ -406,3 +407,49 @@ def test_batches_that_all_diverge_are_a_failure(tiles, weights, tmp_path):
     assert (result.diverged, result.units) == (3, 3)
     assert not result.complete
     assert {item.used for item in result.results} == {"source"}
+
+
+def left(folder, source, count):
+    """Return a folder with so many of the tiles of another, of every class in turn."""
+    paths = sorted(source.rglob("*.png"), key=lambda path: (path.stem, path.parent.name))
+    for path in paths[:count]:
+        (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (folder / path.parent.name / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_rest_of_a_few_tiles_goes_with_the_batch_before_it():
+    task = Tiles(tile_site.site(), load_pipeline("kather", tile_site.SMALL))
+
+    def sizes(count, size):
+        items = Items(Path(), tuple(map(str, range(count))), (), None)
+        refs = task.refs(items, 0, size)
+        assert sorted(name for ref in refs for name in ref.items) == sorted(items.names)
+        return [len(ref.items) for ref in refs]
+
+    assert sizes(33, 32) == [33]
+    assert sizes(71, 32) == [32, 39]
+    assert sizes(72, 32) == [32, 32, 8]
+    assert sizes(5, 32) == [5]
+    assert sizes(9, 4) == [4, 5]
+
+
+@pytest.mark.parametrize("method", ["bn", "tent"])
+def test_a_few_tiles_are_left_to_the_source_model(method, tiles, weights, tmp_path):
+    """One tile has no statistics: normalised by its own, it is of any class, and certainly so."""
+    few = left(tmp_path / "few", tiles, 3)
+    result = run(few, weights, tmp_path / "out", method=method)
+    assert {item.used for item in result.results} == {"source"}
+    assert all("3 tiles are too few to adapt to" in item.reason for item in result.results)
+    for item in result.results:
+        assert np.array_equal(item.probs, item.probs_source)
+    asked = f"methods.{method}.batch_slices=3"  # as many as were asked for are not too few
+    wanted = run(few, weights, tmp_path / "wanted", method=method, overrides=("reports=[table]", asked))
+    assert {item.used for item in wanted.results} == {"adapted"}
+
+
+def test_means_over_all_tiles_so_far_need_no_more(tiles, weights, tmp_path):
+    few = left(tmp_path / "few", tiles, 3)
+    options = ("reports=[table]", "methods.tesla.batch_slices=32")
+    result = run(few, weights, tmp_path / "out", method="tesla", overrides=options)
+    assert {item.used for item in result.results} == {"adapted"}
