@@ -158,7 +158,7 @@ class TTAMethod(Execution, ABC):
 
     @property
     def restarts(self) -> int:
-        """How often to learn from a case, of which the run with the steadiest mask is kept; once from tiles."""
+        """How often to learn from a case, of which the steadiest run is kept; from tiles always once."""
         masks = self.model.task == "segmentation"
         return int(getattr(self.params, "restarts", 1)) if masks else 1
 
