@@ -913,14 +913,25 @@ def group_norm_weights(folder):
     return path
 
 
-@pytest.mark.parametrize("names", [("half", "adapted"), ("own", "half"), ("part", "adapted")])
-def test_partial_weights_repeat_the_masks(names, volumes, weights, tmp_path, monkeypatch):
+AVERAGED = ("methods.tesla.predict_views=3", "methods.tesla.neighbour_share=0.33")
+
+
+@pytest.mark.parametrize(
+    ("names", "texts"),
+    [
+        (("half", "adapted"), ()),
+        (("own", "half"), ()),
+        (("part", "adapted"), ()),
+        (("half", "adapted"), AVERAGED),
+    ],
+)
+def test_partial_weights_repeat_the_masks(names, texts, volumes, weights, tmp_path, monkeypatch):
     forced(monkeypatch, *names)
     out = tmp_path / "out"
     norm = ("model.params.norm=group",) if "part" in names else ()
     if norm:
         weights = group_norm_weights(tmp_path)
-    small.run(volumes, weights, out, overrides=(*GUARDED, *norm))
+    small.run(volumes, weights, out, overrides=(*GUARDED, *norm, *texts))
     for name in ("Case00", "Case01"):
         checkpoint = out / f"checkpoints/{name}.safetensors"
         again = predict(

@@ -124,6 +124,8 @@ def train(
     screen.say(
         f"{metric} on {where} data: {percent(result.validation)} % at step {result.validation_step}{then}."
     )
+    if result.left_out:
+        screen.say(f"Left out: {len(result.left_out)}, listed in train.json; the first: {result.left_out[0]}")
     screen.say(f"Weights: {result.weights}")
     screen.say(f"Feature statistics: {result.statistics}")
     screen.result({**vars(result), f"validation_{result.metric}": result.validation})

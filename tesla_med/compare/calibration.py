@@ -9,11 +9,11 @@ from typing import Any
 from tesla_med.compare.statistics import Key
 from tesla_med.config.resolve import other_sites
 from tesla_med.runs.folder import RunFolder
-from tesla_med.scoring.calibration import CalibrationCounts
+from tesla_med.scoring.calibration import FIGURES, CalibrationCounts
 from tesla_med.tasks.base import Task
 
 Calibration = dict[tuple[str, str, str], dict[str, float | None]]
-"""(row, protocol, site) -> ece, brier, nll."""
+"""(row, protocol, site) -> ece, brier, nll; each None where nothing was counted."""
 Bins = dict[Key, list[Mapping[str, Any]]]
 """(row, protocol) -> bins of each site."""
 
@@ -37,8 +37,7 @@ def count_calibration(
             for key, item in counted.items():
                 sums[key] = sums[key] + item if key in sums else item
         for (label, protocol), item in sums.items():
-            voxels = max(item.voxels, 1)
-            figures = {"ece": item.ece, "brier": item.brier / voxels, "nll": item.nll / voxels}
-            found[label, protocol, site] = figures
-            bins.setdefault((label, protocol), []).append(item.summary()["bins"])
+            figures = item.summary()
+            found[label, protocol, site] = {name: figures[name] for name in FIGURES}
+            bins.setdefault((label, protocol), []).append(figures["bins"])
     return found, bins

@@ -115,7 +115,7 @@ class Summary:
         harm: (row, protocol, site or ``average``) -> harm against the row's own source.
         costs: (row, protocol) -> cost.
         baseline: name of the row that others are compared with.
-        calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name.
+        calibration: (row, protocol, site) -> region ECE, Brier and NLL, by name; None: nothing counted.
         failed: number of cases without a mask by (row, protocol).
         metric: what the figures are.
         reliability: (row, protocol) -> edges, count, confidence and accuracy of bins, over all sites.

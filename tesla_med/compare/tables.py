@@ -249,8 +249,10 @@ def _harmed(harm: Harm | None, as_error: bool) -> tuple[str, str]:
 
 def _calibration_error(summary: Summary, key: Key) -> str:
     known = {site: item["ece"] for (*row, site), item in summary.calibration.items() if tuple(row) == key}
-    errors = [error for site in summary.sites if (error := known.get(site)) is not None]
-    return f"{sum(errors) / len(errors):.3f}" if errors and len(errors) == len(summary.sites) else ""
+    if any(site not in known for site in summary.sites):
+        return ""
+    errors = [error for site in summary.sites if (error := known[site]) is not None]
+    return f"{sum(errors) / len(errors):.3f}" if len(errors) == len(summary.sites) else NOT_RUN
 
 
 def _cost(cost: Cost | None) -> tuple[str, str, str]:

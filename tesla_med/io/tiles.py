@@ -23,6 +23,7 @@ from tesla_med.io.walk import listed, walk
 
 TILE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 UNLABELLED = -1
+ON_WHITE = "transparent pixels placed on white"
 
 
 def reading(of: Preprocessing) -> dict[str, Any]:
@@ -89,10 +90,10 @@ def read_tile(path: Path, least_side: int = 1) -> Picture:
 def _picture(image: Any, path: Path) -> Picture:
     """Return any mode of Pillow as RGB."""
     mode = image.mode
-    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        return _on_white(image.convert("RGBA"))
     if mode.startswith("I") or mode == "F":
         return _deep(image, path)
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        return _on_white(image.convert("RGBA"))
     notes: tuple[str, ...] = ()
     if mode in ("L", "1"):
         notes = ("grey, repeated in three channels",)
@@ -106,11 +107,13 @@ def _picture(image: Any, path: Path) -> Picture:
 def _on_white(image: Any) -> Picture:
     pixels = np.asarray(image, np.float32) / 255.0
     alpha = pixels[..., 3:]
-    notes = () if bool((alpha == 1).all()) else ("transparent pixels placed on white",)
+    notes = () if bool((alpha == 1).all()) else (ON_WHITE,)
     return Picture(_channels(pixels[..., :3] * alpha + (1.0 - alpha)), notes)
 
 
 def _deep(image: Any, path: Path) -> Picture:
+    """Return grey of more than 8 bits as RGB; the value that a file calls transparent is white."""
+    notes: tuple[str, ...] = ("16-bit grey, scaled by its depth and repeated in three channels",)
     values = np.asarray(image, np.float64)
     if image.mode == "F":
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > 1:
@@ -122,8 +125,11 @@ def _deep(image: Any, path: Path) -> Picture:
         raise DataError(f"{path}: values from {values.min():g} to {values.max():g}; expected at most 16 bits")
     else:
         grey = values / 65535.0
+    clear = image.info.get("transparency")
+    if isinstance(clear, int) and (transparent := values == clear).any():
+        grey, notes = np.where(transparent, 1.0, grey), (*notes, ON_WHITE)
     repeated = np.repeat(grey[..., None], 3, axis=-1).astype(np.float32)
-    return Picture(_channels(repeated), ("16-bit grey, scaled by its depth and repeated in three channels",))
+    return Picture(_channels(repeated), notes)
 
 
 def _channels(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -67,7 +67,8 @@ class Chain:
             verdict: on it.
         """
         images, method = None if unit is None else unit.images, predict.method
-        needed = method.deployed_params(images)
+        plain = verdict is not None and verdict.used == "partial"  # the guard asks its network once, as it is
+        needed = {} if plain else method.deployed_params(images)
         if needed and not self.joins:  # a batch's own statistics: batches must be as large
             needed["batch_slices"] = method.params.batch_slices
         share, updates = 1.0 if verdict is None else verdict.share, method.steps

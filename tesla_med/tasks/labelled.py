@@ -57,7 +57,7 @@ class LabelledSource(ABC):
 
     Attributes:
         metric: headline metric.
-        left_out: items without a label, with the reason.
+        left_out: items, or parts of them, that cannot be trained on, with the reason.
         split_by: what is kept together when items are held out, in words, by site.
     """
 

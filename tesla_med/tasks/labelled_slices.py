@@ -26,6 +26,7 @@ from tesla_med.tasks.subjects import subjects_of
 from tesla_med.types import Case, Progress
 
 MEMORY_LIMIT_MIB = 4096
+NO_REFERENCE = "no reference"
 FEWEST_TO_SPLIT = 5
 """Subjects from which on some are held out; with fewer, every one is worth more to train on."""
 
@@ -120,7 +121,7 @@ def load_labelled(
     progress: Progress | None = None,
     memory_limit_mib: float = MEMORY_LIMIT_MIB,
 ) -> LabelledSlices:
-    """Read and preprocess every case that has all its reference files.
+    """Read and preprocess every case that has all its reference files and whose image is not constant.
 
     Up to ``memory_limit_mib`` of slices stay in memory as float32; later cases are kept in a
     temporary folder on disk and mapped, which is slower but gives the same numbers.
@@ -150,9 +151,12 @@ def load_labelled(
     kept = 0.0
     for index, (site, case, patient) in enumerate(found):
         if not case.labelled:
-            result.left_out.append(f"{site.id}/{case.name}: no reference")
+            result.left_out.append(f"{site.id}/{case.name}: {NO_REFERENCE}")
             continue
         volume = read_case(case, site)
+        if volume.blank:
+            result.left_out.append(f"{site.id}/{case.name}: blank: the image is constant")
+            continue
         reference, ignored = parted(read_reference(case, site.files, volume, pipeline.values))
         count = len(pipeline.classes)
         indices = class_indices(reference, pipeline)
@@ -178,10 +182,12 @@ def load_labelled(
         if progress:
             progress("load", index + 1, len(found))
     if not result.cases:
+        unusable = next((text for text in result.left_out if not text.endswith(NO_REFERENCE)), "")
         raise DataError(
             f"{volumes}: expected labelled cases of site(s) {', '.join(site.id for site in sites)}, "
-            f"found {len(found)} image(s) and no reference; check the site's mask patterns with "
-            "'tesla-med sites check'"
+            f"found {len(found)} image(s) and no reference"
+            + (f" that can be used ({unusable})" if unusable else "")
+            + "; check the site's mask patterns with 'tesla-med sites check'"
         )
     return result
 

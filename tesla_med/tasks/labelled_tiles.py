@@ -17,7 +17,7 @@ from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.errors import DataError
 from tesla_med.io.cases import site_folder
 from tesla_med.io.tiles import UNLABELLED, TileSet, find_tiles, reading
-from tesla_med.prepare.tiles import stream
+from tesla_med.prepare.tiles import TileBatch, stream
 from tesla_med.tasks.labelled import LabelledSource, Part
 from tesla_med.tasks.subjects import subjects_of
 from tesla_med.types import Progress
@@ -80,6 +80,7 @@ class LabelledTiles(LabelledSource):
         sites: id of the site of each.
         subjects: ``site/subject`` of each tile; empty: each is its own.
         change: (images in [0, 1], generator on the CPU) -> varied images; None: as the family says.
+        left_out: ``site/tile: reason`` of each tile that has no label, cannot be read or shows no tissue.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -144,6 +145,8 @@ def load_tiles(
 ) -> LabelledTiles:
     """Read every labelled tile of ``sites`` once and keep it as 8-bit.
 
+    Tiles without a label, unreadable ones and those without enough tissue are left out, with the reason.
+
     Raises:
         DataError: there are none.
     """
@@ -155,23 +158,42 @@ def load_tiles(
     origin: list[str] = []
     subjects: list[str] = []
     split_by: dict[str, str] = {}
+    left_out: list[str] = []
     sets: list[TileSet] = [find_tiles(site_folder(volumes, site), site.tiles) for site in sites]
-    total = sum(len(item.paths) for item in sets)
+    total, done = sum(len(item.paths) for item in sets), 0
     assert pipeline.preprocessing.size is not None  # noqa: S101 - the task has checked it
     for site, tiles in zip(sites, sets, strict=True):
         kept = np.flatnonzero(tiles.labels != UNLABELLED).tolist()
         patients, split_by[site.id] = _patients(tiles, site)
         every = tiles.names
+        unlabelled = np.flatnonzero(tiles.labels == UNLABELLED).tolist()
+        left_out += [f"{site.id}/{every[position]}: no label" for position in unlabelled]
+        done += len(unlabelled)
         for batch in stream(tiles, kept, 64, pipeline.preprocessing.size, **reading(pipeline.preprocessing)):
             images += list((255 * batch.images).round().to(torch.uint8))
             labels += [index[int(tiles.labels[position])] for position in batch.index]
             names += [f"{site.id}/{every[int(position)]}" for position in batch.index]
             subjects += [f"{site.id}/{patients[int(position)]}" for position in batch.index]
             origin += [site.id] * len(batch.index)
-            progress("load", len(images), total)
+            unused = _unused(batch, tiles, pipeline.preprocessing.least_tissue)
+            left_out += [f"{site.id}/{every[position]}: {reason}" for position, reason in unused.items()]
+            done += len(batch.index) + len(unused)
+            progress("load", done, total)
     if not images:
-        raise DataError(f"{volumes}: no labelled tile of site(s) {', '.join(site.id for site in sites)}")
-    return LabelledTiles(torch.stack(images), torch.tensor(labels), names, origin, subjects, split_by)
+        ids, first = ", ".join(site.id for site in sites), f", such as {left_out[0]}" if left_out else ""
+        raise DataError(f"{volumes}: no labelled tile of site(s) {ids} that can be used{first}")
+    known = names, origin, subjects, split_by
+    return LabelledTiles(torch.stack(images), torch.tensor(labels), *known, left_out=left_out)
+
+
+def _unused(batch: TileBatch, tiles: TileSet, least_tissue: float) -> dict[int, str]:
+    """Return why tiles of a batch are not among its images, by position in the set."""
+    paths = tiles.paths
+    found = {position: text.removeprefix(f"{paths[position]}: ") for position, text in batch.failed.items()}
+    for position in batch.blank:
+        share = f"{100 * batch.tissue[position]:.1f} % of its pixels show tissue"
+        found[position] = f"blank: {share}, less than {100 * least_tissue:g} %"
+    return dict(sorted(found.items()))
 
 
 def _patients(tiles: TileSet, site: SiteConfig) -> tuple[tuple[str, ...], str]:

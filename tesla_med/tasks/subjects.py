@@ -20,7 +20,9 @@ def subjects_of(names: Sequence[str], pattern: str | None, item: str) -> tuple[t
 
     With a pattern it is what the wildcards of its folders stand for, or its case key where it has none. Else
     it is ``sub-<id>`` where the name has it, else the first folder below what all names have in common, so
-    that a patient with a folder of its own stays together; in a flat folder every name is its own subject.
+    that a patient with a folder of its own stays together. Where no folder is left below, all names lie in
+    one: it is that of a single patient if its name has a digit (``P01``); in any other (``imagesTr``), as in
+    no folder at all, every name is its own subject.
 
     Args:
         names: paths with ``/``, the site's folder left out.
@@ -33,7 +35,7 @@ def subjects_of(names: Sequence[str], pattern: str | None, item: str) -> tuple[t
     if pattern is not None:
         by = f"site.files.subject {pattern!r}"
         return tuple(_by_pattern(NamePattern(pattern), name) for name in names), by
-    common = commonpath([PurePath(name).parent for name in names]) if names else ""
+    common = _in_common(names)
     found: list[str] = []
     told: dict[str, None] = {}
     for name in names:
@@ -42,6 +44,16 @@ def subjects_of(names: Sequence[str], pattern: str | None, item: str) -> tuple[t
         found.append(bids.group() if bids else folders[0] if folders else name)
         told[BY_BIDS if bids else BY_FOLDER if folders else f"the {item}"] = None
     return tuple(found), ", else ".join(told)
+
+
+def _in_common(names: Sequence[str]) -> PurePath:
+    """Return the folder below which the folders of patients are sought."""
+    if not names:
+        return PurePath()
+    parents = [PurePath(name).parent for name in names]
+    common = PurePath(commonpath(parents))
+    one_patient = all(parent == common for parent in parents) and any(map(str.isdigit, common.name))
+    return common.parent if one_patient else common
 
 
 def _by_pattern(pattern: NamePattern, name: str) -> str:

@@ -72,6 +72,7 @@ class TrainResult:
         training_cases: names of the cases or tiles trained on from the first step.
         validation_cases: names of those held out, to the end or up to ``validation_step``; empty where
             there were few subjects or no fraction, and then the metric is that of the training cases.
+        left_out: cases or tiles that were not trained on, or not as a whole, with the reason.
     """
 
     weights: Path
@@ -84,6 +85,7 @@ class TrainResult:
     seconds: float
     training_cases: tuple[str, ...]
     validation_cases: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def validation_dice(self) -> float:
@@ -189,6 +191,7 @@ def _train(
         seconds=time.perf_counter() - start,
         training_cases=training.names,
         validation_cases=held.names,
+        left_out=tuple(data.left_out),
     )
     write_json(out / "train.json", _record(result, settings, str(device), data, extra))
     return result
@@ -365,7 +368,7 @@ def _record(
         "training_cases": list(result.training_cases),
         "validation_cases": list(result.validation_cases),
         "split_by": dict(data.split_by),
-        "left_out": list(data.left_out),
+        "left_out": list(result.left_out),
         "settings": json.loads(settings),
         "extra": extra,
         "versions": versions(),

@@ -158,8 +158,9 @@ class TTAMethod(Execution, ABC):
 
     @property
     def restarts(self) -> int:
-        """How often to learn from a case, of which the run with the steadiest mask is kept."""
-        return int(getattr(self.params, "restarts", 1))
+        """How often to learn from a case, of which the steadiest run is kept; from tiles always once."""
+        masks = self.model.task == "segmentation"
+        return int(getattr(self.params, "restarts", 1)) if masks else 1
 
     def draw_anew(self, number: int) -> None:
         """Draw otherwise than before from now on, in the same way for the same number."""

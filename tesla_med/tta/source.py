@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tesla_med.models.base import Network, norm_layers
 from tesla_med.models.normalisation import copied, running_statistics
-from tesla_med.tta._shared.teacher import Flip, view_mean
+from tesla_med.tta._shared.teacher import Flip, require_slices, view_mean, with_neighbours
 from tesla_med.tta.base import METHODS, MethodParams, Scalars, TTAMethod
 
 
@@ -35,6 +35,12 @@ class SourceParams(MethodParams):
     weak_scale: float = Field(0.8, gt=0, le=1, description="side of a view's crop, a share of the field")
     weak_shift: float = Field(0.1, ge=0, le=1, description="largest displacement, in halves of the field")
     weak_flip: Flip = Field("first", description="in-plane axis mirrored: first, last, both or none")
+    neighbour_share: float = Field(
+        0.0,
+        ge=0,
+        le=0.33,
+        description="weight of each neighbouring slice in the predicted probabilities of a slice",
+    )
 
 
 @METHODS.register("source")
@@ -51,6 +57,7 @@ class Source(TTAMethod):
 
     def setup(self) -> None:
         """Start with the share of the parameters."""
+        require_slices(self.model, self.name, self.params.neighbour_share)
         self.share = float(self.params.statistics_share)
 
     @property
@@ -85,8 +92,8 @@ class Source(TTAMethod):
             yield self.model
 
     def _averaged(self, network: Network, images: Tensor) -> Tensor:
-        """Return the probabilities, as the mean over weak views if there are several."""
+        """Return the probabilities, as the mean over weak views if there are several, neighbours mixed in."""
         p: SourceParams = self.params
-        if p.predict_views == 1:
-            return self.probabilities(network, images)
-        return view_mean(self, network, images)
+        one = p.predict_views == 1
+        probs = self.probabilities(network, images) if one else view_mean(self, network, images)
+        return with_neighbours(probs, p.neighbour_share) if p.neighbour_share > 0 else probs

@@ -42,7 +42,13 @@ from tesla_med.tta._mechanics.ranks import share_gradients
 from tesla_med.tta._shared.augmented import AugmentationParams, AugmentedMethod
 from tesla_med.tta._shared.neighbours import Refinement
 from tesla_med.tta._shared.passes import NetworkPass, Output
-from tesla_med.tta._shared.teacher import make_teacher, update_teacher, view_mean, with_neighbours
+from tesla_med.tta._shared.teacher import (
+    make_teacher,
+    require_slices,
+    update_teacher,
+    view_mean,
+    with_neighbours,
+)
 from tesla_med.tta.base import METHODS, MethodParams, Scalars
 
 SHARES_MOMENTUM = 0.1
@@ -176,11 +182,12 @@ class TeSLA(AugmentedMethod):
             raise AdaptationError(f"method {self.name!r} found 0 parameters to adapt: the model is all head")
 
     def _check_neighbours(self) -> None:
+        require_slices(self.student, self.name, self.params.neighbour_share)
         if self.params.neighbours > 1 and self.student.task != "classification":
             raise AdaptationError(
-                f"method 'tesla': neighbours is {self.params.neighbours}, but they are sought among tiles, "
-                "and this model segments pixels; set methods.tesla.neighbours to 1, which is off, as in the "
-                "paper's MRI recipes"
+                f"method {self.name!r}: neighbours is {self.params.neighbours}, but they are sought among "
+                f"tiles, and this model segments pixels; set methods.{self.name}.neighbours to 1, which is "
+                "off, as in the paper's MRI recipes"
             )
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
@@ -348,10 +355,11 @@ class TeSLA(AugmentedMethod):
         return (share, self.source_statistics) if mixed else (1.0, None)
 
     def deployed_params(self, images: Tensor | None = None) -> dict[str, Any]:
-        """Return the parameters of ``source`` that repeat the masks, with those of the views if several."""
+        """Return the parameters of ``source`` that repeat the masks: of views and neighbours, too, if any."""
         p: TeSLAParams = self.params
-        views = ("predict_views", "weak_scale", "weak_shift", "weak_flip") if p.predict_views > 1 else ()
-        return super().deployed_params(images) | {name: getattr(p, name) for name in views}
+        names = ["predict_views", "weak_scale", "weak_shift", "weak_flip"] if p.predict_views > 1 else []
+        names += ["neighbour_share"] if p.neighbour_share > 0 else []
+        return super().deployed_params(images) | {name: getattr(p, name) for name in names}
 
     def passes_per_update(self) -> float:
         """Count the weak views, the policy step, both passes of the student, and the source's if any."""

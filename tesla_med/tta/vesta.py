@@ -16,7 +16,8 @@ What TeSLA learns from a single case depends on what it draws. VeSTA learns ``re
 the source model, and keeps the network whose masks of the zoomed slices agree best with its mask.
 
 Both choices are made by ``tesla_med.engine.steadiness`` (docs/method/vesta.md). No loss asks for that
-agreement. Everything else is TeSLA's. A network without batch norm has no share to choose.
+agreement. Everything else is TeSLA's. A network without batch norm has no share to choose; for tiles, which
+have no masks, there are neither shares nor restarts.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class VeSTAParams(TeSLAParams):
         description="shares of the images' own statistics, in (0, 1], of which one is chosen for each case",
     )
     restarts: int = Field(
-        1, ge=1, description="times that is learned from a case, of which the steadiest result is kept"
+        1, ge=1, description="times that is learned from a case, of which the steadiest is kept; tiles: once"
     )
 
 

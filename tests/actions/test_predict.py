@@ -71,6 +71,23 @@ def test_case_weights_repeat_their_mask(volumes, weights, tmp_path, statistics, 
         assert small.masks(result.out)[place] == small.masks(run.out)[place]
 
 
+@pytest.mark.parametrize("reset", ["case", "site"])
+def test_weights_repeat_masks_with_neighbours_mixed_in(volumes, weights, tmp_path, reset):
+    texts = ("methods.tesla.neighbour_share=0.33",)
+    run = small.run(volumes, weights, tmp_path / "run", protocol="N-M", reset=reset, overrides=texts)
+    for name in ("Case00", "Case01"):
+        checkpoint = run.out / f"checkpoints/{name if reset == 'case' else 'adapted'}.safetensors"
+        place = f"masks/{name}_mask.nii.gz"
+        found = []
+        for share in ((), ("methods.source.neighbour_share=0",)):
+            out = tmp_path / f"{name}{len(share)}"
+            options = {"overrides": (*small.BARE, "keep_largest=false", *share)}
+            result = again(volumes / f"{name}.nii.gz", checkpoint, out, **options)
+            found.append(small.masks(result.out)[place])
+        assert found[0] == small.masks(run.out)[place]
+        assert found[1] != found[0]
+
+
 def test_without_a_site_every_image_is_taken(volumes, weights, tmp_path, monkeypatch):
     """Whatever the folders are called: neither like another site nor like this run."""
     nii = tmp_path / "nii"

@@ -1,5 +1,9 @@
-"""A truncated picture is left out by name and counted; it is never treated as complete."""
+"""A truncated picture is left out by name and counted; it is never treated as complete, nor trained on."""
 
+import json
+
+import tile_site
+from lines import run, sets, write_site
 from PIL import Image
 from tile_files import classify, smooth, tiles
 
@@ -19,3 +23,22 @@ def test_two_thirds_of_a_jpeg(tmp_path, tile_weights, monkeypatch, capsys):
     said = "".join(capsys.readouterr())
     assert "1.jpg: truncated" in said
     assert "0.jpg" not in said
+
+
+def test_training(tmp_path, monkeypatch, capsys, one_thread):
+    """A blank tile is left out with it: neither shows what its folder says."""
+    monkeypatch.chdir(tmp_path)
+    write_site(tmp_path, "kather")
+    cut, white, *_ = tile_site.make_tiles(tmp_path / "nii", 4)
+    data = cut.read_bytes()
+    cut.write_bytes(data[: len(data) // 2])
+    Image.new("RGB", (64, 64), "white").save(white)
+    words = ["--pipeline", "kather", "--sites", "X", "--volumes", "nii", "--device", "cpu"]
+    assert run(["train", *words, "--out", "weights", *sets(*tile_site.SMALL, "train.steps=1")]) == 0
+    record = json.loads((tmp_path / "weights/train.json").read_text())
+    assert [text[:26] for text in record["left_out"]] == [
+        "X/TUM/0.png: truncated or ",
+        "X/TUM/1.png: blank: 0.0 % ",
+    ]
+    assert len(record["training_cases"]) + len(record["validation_cases"]) == 14
+    assert "Left out: 2, listed in train.json; the first: X/TUM/0.png: trunc" in capsys.readouterr().out

@@ -78,6 +78,15 @@ def test_a_flat_folder(fill, tmp_path):
     assert len(record["validation_cases"]) == 2
 
 
+@pytest.mark.parametrize(("folder", "held"), [("P07", 0), ("all/P07", 0), ("imagesTr", 2)])
+def test_everything_in_one_folder(folder, held, fill, tmp_path):
+    """That of a single patient, who is not split, or of all of them, whose cases are."""
+    fill(folder + "/S0{0}_T{1}")
+    record = train(tmp_path, SITE % "")
+    assert record.get("split_by") == {"X": "the case" if held else "the folder of each patient"}
+    assert len(record["validation_cases"]) == held
+
+
 def test_a_name_without_a_subject_is_named(fill, tmp_path, capsys):
     fill("P0{0}_T{1}")
     (tmp_path / "site_configs/prostate").mkdir(parents=True)
@@ -87,12 +96,13 @@ def test_a_name_without_a_subject_is_named(fill, tmp_path, capsys):
     assert "P01_T1: does not match site.files.subject" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["folders", "pattern", "flat"])
+@pytest.mark.parametrize("kind", ["folders", "one folder", "pattern", "flat"])
 def test_tiles(kind, tmp_path, monkeypatch, one_thread):
     monkeypatch.chdir(tmp_path)
     for path in tile_site.make_tiles(tmp_path / "made", 10):
         number = int(path.stem) // 2
-        own = f"P0{number}/{path.name}" if kind == "folders" else f"P0{number}_{path.name}"
+        own = f"P0{number}_{path.name}"
+        own = {"folders": f"P0{number}/{path.name}", "one folder": f"P07/{own}"}.get(kind, own)
         target = tmp_path / "tiles" / path.parent.name / own
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(path, target)
@@ -108,8 +118,10 @@ def test_tiles(kind, tmp_path, monkeypatch, one_thread):
         {patient(name) for name in record[f"{part}_cases"]} for part in ("training", "validation")
     )
     assert len(record["training_cases"]) + len(record["validation_cases"]) == 40
-    by = {"folders": "the folder of each patient", "pattern": "site.files.subject '*_?'", "flat": "the tile"}
-    assert record.get("split_by") == {"X": by[kind]}
-    if kind != "flat":
+    by = {"pattern": "site.files.subject '*_?'", "flat": "the tile"}
+    assert record.get("split_by") == {"X": by.get(kind, "the folder of each patient")}
+    if kind == "one folder":
+        assert not held
+    elif kind != "flat":
         assert len(held) == 1
         assert not training & held

@@ -82,6 +82,18 @@ def test_sixteen_bits_are_scaled(tmp_path, end):
     assert np.abs(picture.array - eight.array).max() < 0.005
 
 
+@pytest.mark.parametrize("clear", [0, 65535, 12345])
+def test_a_transparent_value_of_sixteen_bits(tmp_path, clear):
+    ramp = np.repeat(np.linspace(0, 65535, 64).astype(np.uint16)[None], 64, 0)
+    Image.fromarray(ramp).save(tmp_path / "r.png", transparency=clear)
+    with Image.open(tmp_path / "r.png") as image:
+        assert image.info["transparency"] == clear
+    picture = read_tile(tmp_path / "r.png")
+    want = np.where(ramp == clear, 1.0, ramp / 65535)
+    assert all(np.abs(channel - want).max() < 1e-4 for channel in picture.array)
+    assert ("transparent pixels placed on white" in picture.notes) == (clear in ramp)
+
+
 def test_grey_is_repeated(tmp_path):
     grey = smooth()[..., 0]
     picture = read_tile(save(tmp_path / "g.png", grey))

@@ -140,7 +140,14 @@ def test_a_model_without_batch_norm(make_tta):
 
 
 @pytest.mark.parametrize(
-    "params", [{"statistics_share": 0.5}, {"statistics_share": 1.0}, {"predict_views": 3, "weak_scale": 0.7}]
+    "params",
+    [
+        {"statistics_share": 0.5},
+        {"statistics_share": 1.0},
+        {"predict_views": 3, "weak_scale": 0.7},
+        {"neighbour_share": 0.3},
+        {"predict_views": 2, "neighbour_share": 0.1},
+    ],
 )
 def test_source_predicts_as_tesla_before_any_update(params, make_tta, make_network, make_images):
     network, images = make_network(), 0.2 + 0.6 * make_images(6)

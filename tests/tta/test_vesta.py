@@ -165,6 +165,25 @@ def test_without_statistics_to_share_there_is_no_choice(make_tta, make_images):
     assert make_tta("vesta", **{**ONCE, "predict_statistics": "running"}).shares == ()
 
 
+def test_from_tiles_it_learns_once(make_tta):
+    """There is no mask whose steadiness could be compared."""
+    from tile_site import make_batch, make_network
+
+    tiles = make_batch(6)
+    found = []
+    for name, more in (("tesla", {}), ("vesta", {"restarts": 3})):
+        few = {"batch_slices": 3, "weak_views": 2, "policy_size": 2, "op_set": "generic"}
+        method = make_tta(name, make_network("mobilenet_v2"), **few, **more)
+        assert method.restarts == 1
+        driver = Driver(method, "N-O", "site")
+        found.append(driver.adapt_and_predict(tiles))
+        assert driver.chosen == {}
+        costs = method.learning_passes(6), method.predicting_passes(6)
+        found.append(torch.tensor(costs))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 class Site:
     joined, channels = True, None
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tesla_med.augment import warp
+from tesla_med.errors import AdaptationError
 from tesla_med.models.base import Network
 from tesla_med.tta._mechanics.execution import Execution
 
@@ -149,6 +150,24 @@ def view_mean(method: Execution, model: Network, images: Tensor) -> Tensor:
         shift=p.weak_shift,
         flip=p.weak_flip,
     )
+
+
+def require_slices(model: Network, name: str, share: float) -> None:
+    """Refuse to mix neighbours where they are not slices of one volume.
+
+    Args:
+        model: the network that predicts.
+        name: of the method.
+        share: its ``neighbour_share``; 0 is off.
+
+    Raises:
+        AdaptationError: the model classifies tiles, of which one has nothing to do with the next.
+    """
+    if share > 0 and model.task != "segmentation":
+        raise AdaptationError(
+            f"method {name!r}: neighbour_share is {share:g}, but it mixes neighbouring slices of a volume, "
+            f"and this model classifies tiles; set methods.{name}.neighbour_share to 0, which is off"
+        )
 
 
 def with_neighbours(probs: Tensor, share: float) -> Tensor:
