@@ -115,7 +115,8 @@ class CaseResult(Record):
     ``used``: which model made the mask in ``masks/``, or corrected; ``share``: how much of the way from
     source to adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
     ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
-    was chosen for the case; ``slices``, ``voxels``: of the image; ``fill_voxels``: of these, fill (see
+    was chosen for the case; ``references_sha256``: of the files of its references and of its region, None
+    where not noted; ``slices``, ``voxels``: of the image; ``fill_voxels``: of these, fill (see
     ``tesla_med.prepare.fill``).
     """
 
@@ -135,6 +136,7 @@ class CaseResult(Record):
     voxels: int = 0
     fill_voxels: int = 0
     input_sha256: str = ""
+    references_sha256: str | None = None
     entropy: float | None = None
     entropy_source: float | None = None
     signals: dict[str, float] = {}

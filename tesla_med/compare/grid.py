@@ -17,7 +17,15 @@ from typing import Any
 
 from tesla_med.adapt import run_plan
 from tesla_med.compare.calibration import count_calibration
-from tesla_med.compare.cells import Cell, cells_of, scored_classes, site_names, task_of_table, with_rows
+from tesla_med.compare.cells import (
+    Cell,
+    cells_of,
+    inputs_of,
+    scored_classes,
+    site_names,
+    task_of_table,
+    with_rows,
+)
 from tesla_med.compare.costs import Watch, costs_of, passes_of
 from tesla_med.compare.figures import METRICS, Summary, summarise
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
@@ -132,6 +140,7 @@ class _Grid:
         self.task.refuse({"guard"} if guard else ())
         self.known: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, str] = {}
+        self.inputs: dict[str, str] = {}
         self.remarks: dict[tuple[str, str], None] = {}
 
     def run(self, resume: bool, progress: Progress) -> Comparison:
@@ -212,6 +221,8 @@ class _Grid:
             shown = ("method", "weights")  # the call that ran it may have had other options
             keys = now if cell.name in running else shown
             changed = [key for key in keys if before["settings"].get(key) != now[key]]
+            if (then := before.get("inputs")) and then != (self._inputs(cell) or then):
+                changed.append(f"images or references of site {cell.site}")
             if changed:
                 raise OutputError(
                     f"{self.out}: cell {cell.name} was made with other settings ({', '.join(changed)}); use "
@@ -255,6 +266,12 @@ class _Grid:
             "configuration": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
         }
 
+    def _inputs(self, cell: Cell) -> str:
+        """Return a hash of all that the items of a cell's site are read from; "" where they are not found."""
+        if cell.site not in self.inputs:
+            self.inputs[cell.site] = inputs_of(self._task(cell), self.volumes)
+        return self.inputs[cell.site]
+
     def _statistics_of(self, cell: Cell) -> Path | None:
         """Return the file of source statistics that was given, for cells that may know of it."""
         return self.statistics if cell.protocol.startswith("Y") else None
@@ -275,6 +292,7 @@ class _Grid:
     def _run(self, cell: Cell, carry: Carry | None) -> None:
         """Run a cell and note what it cost; in a chain it is run from its start."""
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
+        entry |= {"inputs": self._inputs(cell)}
         watch = Watch(self.device)
         probs = cell.seed == self.table.first_seed and "probs" in self.task.honours
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)

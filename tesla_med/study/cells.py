@@ -19,11 +19,11 @@ from tesla_med.config.study import StudyConfig, site_entries
 from tesla_med.errors import ConfigError, DataError
 from tesla_med.io.cases import check_there
 from tesla_med.io.files import digest_of
+from tesla_med.io.inputs import Hashes, digest_of_items
 from tesla_med.models.loading import weights_path, weights_sha256
 from tesla_med.models.statistics import statistics_path
 from tesla_med.reports.base import reports_of
 from tesla_med.runs.folder import RunFolder
-from tesla_med.study.inputs import Hashes, digest_of_items
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.tta.base import METHODS, check_params
 from tesla_med.types import Items, Progress

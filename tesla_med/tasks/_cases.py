@@ -16,7 +16,7 @@ import numpy as np
 from tesla_med.config.models import FillConfig, PipelineConfig, SiteConfig
 from tesla_med.engine.quality import with_estimates
 from tesla_med.errors import ConfigError, TeslaMedError
-from tesla_med.io.files import sha256_of
+from tesla_med.io.files import digest_of, sha256_of
 from tesla_med.io.nifti import slice_axis
 from tesla_med.io.references import read_reference, read_region_mask
 from tesla_med.io.volumes import read_case, read_map, read_mask
@@ -105,6 +105,7 @@ def record_of(
         voxels=int(adapted.mask.size),
         fill_voxels=0 if fill is None else int(np.count_nonzero(fill)),
         input_sha256=unit.sha256,
+        references_sha256=references_digest(loaded.case),
         entropy_source=entropies[0],
         entropy=entropies[1],
         signals=verdict.signals | (dict(chosen.signals) if chosen is not None else {}),
@@ -220,10 +221,21 @@ def check_case(case: Case, site: SiteConfig, pipeline: PipelineConfig, prepare: 
     return Check(case.name, volume.shape, volume.spacing, labels, tuple(problems), tuple(notes))
 
 
+def references_digest(case: Case) -> str:
+    """Return one hash of the files of a case's references and region; "" without any."""
+    files = [path for path in (*case.masks, case.region_mask) if path is not None]
+    return digest_of(files) if files else ""
+
+
 def is_intact(folder: RunFolder, case: Case, record: CaseResult, wanted: Collection[str]) -> bool:
-    """Whether the image of a case is still the one of the record, and its files can be read."""
+    """Whether a case's image and references are still those of the record, and its files can be read.
+
+    Scores are those of the references that were there: with others the case is done again.
+    """
     try:
         if record.input_sha256 != sha256_of(case.files):
+            return False
+        if record.references_sha256 not in (None, references_digest(case)):
             return False
         read_mask(folder.mask(case.name))
         read_mask(folder.source_mask(case.name))

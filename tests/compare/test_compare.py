@@ -400,3 +400,25 @@ def test_parameters_of_one_method_leave_the_cells_of_others_alone(weights, volum
     assert (both.done, both.skipped) == (1, 2)
     with pytest.raises(OutputError, match=r"cell E/tent-N-O/seed-0 was made with other settings"):
         call(("source", "bn", "tent"), "methods.tent.learning_rate=0.02", resume=True)
+
+
+@pytest.mark.parametrize("change", ["reference", "image", "more"])
+def test_rows_of_one_table_rest_on_the_same_images_and_references(change, weights, volumes, tmp_path):
+    own = tmp_path / "nii"
+    shutil.copytree(volumes, own)
+
+    def call(methods):
+        table = make_table("prostate", ("E",), methods, ("N-O",), 1)
+        about = {"weights": weights, "out": tmp_path / "out", "device": "cpu", "overrides": SETTINGS}
+        return compare_methods(table, own, resume=len(methods) > 1, **about)
+
+    call(("source",))
+    image, reference = (own / "BIDMC" / f"Case00{part}.nii.gz" for part in ("", "_segmentation"))
+    if change == "more":
+        for path in (image, reference):
+            shutil.copy(path, path.with_name(path.name.replace("00", "77")))
+    else:
+        path = image if change == "image" else reference
+        small.copy_image(path, path, lambda values: values[::-1])
+    with pytest.raises(OutputError, match=r"other settings \(images or references of site E\)"):
+        call(("source", "bn"))

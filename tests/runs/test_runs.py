@@ -164,6 +164,24 @@ def test_failed_unscored_and_changed_cases_are_redone(weights, whole, tmp_path, 
     assert comparable(out) == comparable(whole["case"].out)
 
 
+def test_scores_are_those_of_the_references_that_are_there(weights, tmp_path, monkeypatch):
+    nii, out = tmp_path / "nii", tmp_path / "out"
+    small.make_volumes(nii, 3)
+    references = [nii / f"Case0{index}_segmentation.nii.gz" for index in range(3)]
+    kept = references[2].read_bytes()
+    references[2].unlink()
+    first = small.run(nii, weights, out, reset="case", method="source")
+    assert first.results[2].mean_dice is None
+    references[2].write_bytes(kept)
+    small.copy_image(references[0], references[0], lambda mask: np.roll(mask, 3, axis=0))
+    written = interrupt_at(monkeypatch, 0, KeyboardInterrupt())
+    second = small.run(nii, weights, out, reset="case", method="source", resume=True)
+    assert written == ["Case00_mask.nii.gz", "Case02_mask.nii.gz"]
+    assert second.results[0].mean_dice != first.results[0].mean_dice
+    assert second.results[1].mean_dice == first.results[1].mean_dice
+    assert second.results[2].mean_dice is not None
+
+
 def test_a_case_that_fails_when_redone_leaves_no_old_mask(weights, tmp_path):
     nii, out = tmp_path / "nii", tmp_path / "out"
     paths = small.make_volumes(nii, 2)

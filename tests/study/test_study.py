@@ -163,7 +163,7 @@ def test_images_are_hashed_once(place, weights, monkeypatch):
     study_site.write_study(place, weights, methods=["source"])
     assert run(["study", "study.yaml", "--scheduler", "none", "--device", "cpu", "--out", "out"]) == 0
     before = names("study.yaml")
-    monkeypatch.setattr("tesla_med.study.inputs.sha256", lambda path: pytest.fail(f"{path}: read again"))
+    monkeypatch.setattr("tesla_med.io.inputs.sha256", lambda path: pytest.fail(f"{path}: read again"))
     assert names("study.yaml") == before
 
 

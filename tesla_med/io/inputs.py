@@ -26,13 +26,15 @@ class Hashes:
     """SHA-256 of files by path, size and time of change, kept in a file so that none is read twice.
 
     Args:
-        path: the file; what cannot be read of it is hashed again.
+        path: the file; what cannot be read of it is hashed again. None: kept in memory alone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.known: dict[str, list[Any]] = {}
         self.changed = False
+        if path is None:
+            return
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             self.known = content if isinstance(content, dict) else {}
@@ -60,7 +62,7 @@ class Hashes:
         Raises:
             OutputError: the file cannot be written.
         """
-        if self.changed:
+        if self.changed and self.path is not None:
             write_json(self.path, self.known)
             self.changed = False
 
