@@ -202,7 +202,7 @@ def _run(
         )
         report = result.out / "report" / "report.html"
         figures = result.mean_source or 0.0, result.mean or 0.0
-        untrusted = sum(not getattr(item, "trusted", True) for item in result.results)
+        untrusted = sum(getattr(item, "trusted", True) is False for item in result.results)
         rows.append(DemoRow(site.id, len(result.results), *figures, report, untrusted))
     return DemoResult(
         *(task, folder, trained.weights, trained.metric, task_of(pipeline).item, trained.validation),
