@@ -170,7 +170,19 @@ def _explain(path: Path, error: OSError, needed: int | None) -> str:
     text = f"{path}: cannot be written: {error.strerror or error}"
     if error.errno not in _FULL:
         return text + "; check that the folder exists and may be written to"
-    parts = [f"{needed / 2**20:.1f} MiB needed"] if needed is not None else []
+    parts = [f"{_size(needed)} needed"] if needed is not None else []
     with suppress(OSError):
-        parts.append(f"{shutil.disk_usage(path.parent).free / 2**20:.1f} MiB free")
+        parts.append(f"{_size(shutil.disk_usage(path.parent).free)} free")
     return f"{text} ({', '.join(parts)}); free some space or choose another output folder"
+
+
+def disk_is_full(error: Exception) -> bool:
+    """Return whether a file could not be written for want of space."""
+    return isinstance(cause := error.__cause__, OSError) and cause.errno in _FULL
+
+
+def _size(count: int) -> str:
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if count >= 0.95 * unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
