@@ -18,7 +18,7 @@ from tesla_med.cli import evaluating, exporting, looking, reviewing, running, st
 from tesla_med.cli.console import Screen
 from tesla_med.cli.termination import terminated_as_interrupted
 from tesla_med.errors import TeslaMedError
-from tesla_med.io.files import disk_is_full
+from tesla_med.io.space import disk_is_full
 
 INTERRUPTED = 130
 app = typer.Typer(

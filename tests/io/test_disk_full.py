@@ -9,7 +9,8 @@ from full_disk import LIMIT, limited
 from small_volumes import noise, write
 
 from tesla_med.errors import OutputError
-from tesla_med.io.files import disk_is_full, write_bytes
+from tesla_med.io.files import write_bytes
+from tesla_med.io.space import disk_is_full
 from tesla_med.io.volumes import read_volume, write_mask
 
 pytest.importorskip("resource")
