@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BeforeValidator, InstanceOf, PlainSerializer
+from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from tesla_med.types import Record, Status, Used
 
@@ -106,18 +106,33 @@ Counted = Annotated[InstanceOf[Packed], BeforeValidator(_packed), PlainSerialize
 """Calibration counts, packed as they are set and unpacked as they are written."""
 
 
-class CaseResult(Record):
+class OfMask(Record):
+    """Base of records of a case that tell which model made its mask: none did where the case failed.
+
+    Records of earlier versions that say otherwise are read so, too.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_where_failed(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or content.get("status") != "failed":
+            return content
+        blank = [name for name in ("used", "share", "trusted") if name in cls.model_fields]
+        return {**content, **dict.fromkeys(blank)}
+
+
+class CaseResult(OfMask):
     """What happened to one case.
 
     ``status``: ok; empty (no foreground found); blank (constant image, not adapted);
     unscored (a reference exists but does not fit); failed (no mask written, see ``reason``); corrected (its
     mask was corrected by hand and took part in adaptation, so that it is not scored).
-    ``used``: which model made the mask in ``masks/``, or corrected; ``share``: how much of the way from
-    source to adapted it went, in [0, 1]; ``signals``: what the guard saw (see ``tesla_med.engine.guard``);
-    ``trusted``: False where the guard trusts no mask of the case; ``scaling``: of the intensities, where it
-    was chosen for the case; ``references_sha256``: of the files of its references and of its region, None
-    where not noted; ``slices``, ``voxels``: of the image; ``fill_voxels``: of these, fill (see
-    ``tesla_med.prepare.fill``).
+    ``used``: which model made the mask in ``masks/``, or corrected; None where the case failed; ``share``:
+    how much of the way from source to adapted it went, in [0, 1]; ``signals``: what the guard saw (see
+    ``tesla_med.engine.guard``); ``trusted``: False where the guard trusts no mask of the case, None where the
+    case failed; ``scaling``: of the intensities, where it was chosen for the case; ``references_sha256``: of the
+    files of its references and of its region, None where not noted; ``slices``, ``voxels``: of the image;
+    ``fill_voxels``: of these, fill (see ``tesla_med.prepare.fill``).
     """
 
     case: str
@@ -126,9 +141,9 @@ class CaseResult(Record):
     protocol: str = ""
     seed: int = 0
     status: Status
-    used: Used
+    used: Used | None
     share: float | None = None
-    trusted: bool = True
+    trusted: bool | None = True
     scaling: str = ""
     reason: str = ""
     seconds: float = 0.0
@@ -206,7 +221,7 @@ class TileResult:
         case: its name.
         status: ok; blank (too little tissue, not used); failed (could not be read); collapsed (adaptation
             gave values that are not finite).
-        used: which model made the prediction.
+        used: which model made the prediction; None where it failed.
         reason: why, in words.
         label: name of its class, "" where it has none.
         probs: (L,) float32 of the model that was used, None where the tile could not be read.
@@ -219,7 +234,7 @@ class TileResult:
 
     case: str
     status: Status
-    used: Used
+    used: Used | None
     reason: str = ""
     label: str = ""
     probs: npt.NDArray[np.float32] | None = None
@@ -228,6 +243,10 @@ class TileResult:
     correct_source: bool | None = None
     notes: tuple[str, ...] = ()
     tissue: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status == "failed":
+            object.__setattr__(self, "used", None)
 
     @property
     def headline(self) -> float | None:
@@ -278,8 +297,8 @@ class ItemResult(Protocol):
         """What became of it."""
 
     @property
-    def used(self) -> Used:
-        """Which model made the result."""
+    def used(self) -> Used | None:
+        """Which model made the result; None where there is none."""
 
     @property
     def reason(self) -> str:
@@ -362,7 +381,7 @@ class SiteResult:
         found: list[tuple[str, str]] = []
         for item in self.results:
             found += [(item.case, text) for text in item.notes]
-            found += [(item.case, item.reason)] if not getattr(item, "trusted", True) else []
+            found += [(item.case, item.reason)] if getattr(item, "trusted", True) is False else []
         return tuple(found)
 
     @property

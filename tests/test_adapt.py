@@ -432,7 +432,7 @@ def test_truncated_volume(three, weights, tmp_path, protocol, reset):
     assert not [name for name in small.masks(result.out) if "Case01" in name]
     rows = (result.out / "report/metrics.csv").read_text().splitlines()
     assert rows[2].startswith("Case01,X,tesla")
-    assert ",,,,,,,source,failed,," in rows[2]
+    assert ",,,,,,,,failed,,,," in rows[2]
 
 
 def test_all_nan_volume(three, weights, tmp_path):

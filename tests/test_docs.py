@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -383,6 +385,33 @@ def test_registered_names_are_in_the_readme():
     text = read("README.md")
     for name in (*METHODS.names(), *pipeline_files([ROOT])):
         assert f"`{name}`" in text
+
+
+def test_python_functions_are_described_with_all_their_parameters():
+    import tesla_med
+
+    page = read("docs/how-to/use-from-python.md")
+    described = dict(re.findall(r"`(\w+)\(([^)`]*)\)`", page))
+    functions = [name for name in tesla_med.__all__ if inspect.isfunction(getattr(tesla_med, name))]
+    assert functions
+    for name in functions:
+        words = re.findall(r"\w+", described[name])
+        assert words == list(inspect.signature(getattr(tesla_med, name)).parameters), name
+
+
+def test_keys_of_a_summary_are_described(tmp_path):
+    from tesla_med.actions.evaluate import evaluate
+    from tesla_med.io.volumes import save_image
+
+    folders = [tmp_path / name for name in ("predictions", "references")]
+    for folder in folders:
+        folder.mkdir()
+        save_image(folder / "a.nii.gz", np.eye(4)[:, :, None], np.eye(4))
+    evaluate(*folders, out=tmp_path / "out")
+    text = read("docs/reference/outputs.md")
+    text = text[text.index("`summary.json` has `coverage` in words") :].partition("\n## ")[0]
+    for key in json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8")):
+        assert f"`{key}`" in text, key
 
 
 def test_public_names_are_described():

@@ -2,7 +2,10 @@
 
 import tracemalloc
 
-from tesla_med.records import CaseResult, Packed
+import pytest
+
+from tesla_med.records import CaseResult, Packed, TileResult
+from tesla_med.watch.history import Seen
 
 COUNTS = {"cases": 1, "bins": 15, "source": {"all": {"confidence": [0.1 * n for n in range(400)]}}}
 
@@ -43,3 +46,21 @@ def test_they_take_less_memory():
         tracemalloc.stop()
     assert [item["values"] for item in packed] == plain
     assert both - lists < lists / 2
+
+
+@pytest.mark.parametrize("values", [{}, {"trusted": True, "share": 0.0}])
+def test_no_model_made_the_mask_of_a_failed_case(values):
+    old = {"case": "a", "site": "b", "status": "failed", "used": "source", "reason": "cut off"} | values
+    result = CaseResult.model_validate(old)
+    assert (result.used, result.share, result.trusted) == (None, None, None)
+    assert {result.brief()[name] for name in ("used", "share", "trusted")} == {None}
+    assert CaseResult.model_validate_json(result.model_dump_json()) == result
+    assert CaseResult.model_validate(old | {"status": "ok"} | values).used == "source"
+
+
+def test_the_same_of_tiles_and_of_cases_that_were_watched():
+    assert TileResult("a", "failed", "source").used is None
+    assert TileResult("a", "blank", "source").used == "source"
+    texts = dict.fromkeys(("case", "done", "state", "input_sha256"), "x")
+    seen = Seen(number=0, status="failed", used="source", **texts)
+    assert (seen.used, seen.trusted, seen.verdict) == (None, None, "failed")

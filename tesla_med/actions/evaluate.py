@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tesla_med.config.models import LabelClass
 from tesla_med.config.paths import user_path
@@ -53,10 +54,12 @@ def evaluate(
         :class:`tesla_med.scoring.tables.TileEvaluation` of tiles.
 
     Raises:
-        ConfigError: an option means nothing for these predictions, or the references are missing.
+        ConfigError: an option means nothing for these predictions or has a value that it cannot have, or
+            the references are missing.
         DataError: a folder is missing or holds nothing that can be scored, names clash, nothing matches,
             or ``strict`` finds something that is not scored.
     """
+    _check(empty, ignore, values)
     kind = _kind(user_path(predictions)) if task is None else TASKS.get(task)
     asked = {"empty": empty != "skip", "classes": classes is not None}
     asked |= {"ignore": bool(ignore), "values": bool(values), "anonymise": anonymise}
@@ -77,6 +80,25 @@ def evaluate(
         values=values,
         **({} if names is None else {"key": names}),
     )
+
+
+def _check(empty: object, ignore: object, values: object) -> None:
+    """Check what the command line cannot get wrong.
+
+    Raises:
+        ConfigError: a value that an option cannot have.
+    """
+    if empty not in get_args(Empty):
+        raise ConfigError(f"empty: expected 'skip' or 'one', got {empty!r}")
+    if isinstance(ignore, str) or not isinstance(ignore, Collection) or not all(map(_whole, ignore)):
+        raise ConfigError(f"ignore: expected whole numbers, as in [255], got {ignore!r}")
+    pairs = values.items() if isinstance(values, Mapping) else [(None, None)] if values else []
+    if not all(_whole(part) for pair in pairs for part in pair):
+        raise ConfigError(f"values: expected whole numbers for whole numbers, as in {{2: 1}}, got {values!r}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _kind(predictions: Path) -> type[Task]:

@@ -174,7 +174,7 @@ def _finished(
             corrected = bool(records[name].get("status") == "corrected")
             about: dict[str, Any] = {
                 "corrected": corrected,
-                "trusted": bool(records[name].get("trusted", True)),
+                "trusted": records[name].get("trusted", True) is not False,
             }
             if records[name].get("used") == "source":
                 about["method"] = "source"

@@ -25,7 +25,7 @@ class Rollback:
 
     Attributes:
         out: the run.
-        kept: cases or tiles whose results are still as the run made them.
+        kept: cases or tiles whose results are still as the run made them; those that failed have none.
         undone: those whose results this call made the source model's.
         weights: the weights that are current now; None where they are the source's.
         reports_failed: reports that could not be made anew, with the reason.
@@ -145,7 +145,8 @@ def _on_disk(folder: RunFolder, task: Task, names: Sequence[str]) -> tuple[tuple
     """Return the items whose results are as the run made them, and those that were rolled back."""
     records = folder.records(names, task.result)
     back = tuple(item.case for item in records if ROLLED_BACK in item.reason)
-    return tuple(item.case for item in records if ROLLED_BACK not in item.reason), back
+    made = (item for item in records if item.status != "failed" and ROLLED_BACK not in item.reason)
+    return tuple(item.case for item in made), back
 
 
 def _rewrite(

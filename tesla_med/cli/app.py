@@ -18,6 +18,7 @@ from tesla_med.cli import evaluating, exporting, looking, reviewing, running, st
 from tesla_med.cli.console import Screen
 from tesla_med.cli.termination import terminated_as_interrupted
 from tesla_med.errors import TeslaMedError
+from tesla_med.io.space import disk_is_full
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -70,7 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except TeslaMedError as error:
-        return _error(arguments, type(error).__name__, str(error), 2)
+        remedy = _remedy(arguments) if disk_is_full(error) else ""
+        return _error(arguments, type(error).__name__, f"{error}{remedy}", 2)
     except Exception as error:
         if hasattr(error, "format_message"):  # wrong usage; the class differs between releases of typer
             return _usage_error(arguments, error)
@@ -79,11 +81,16 @@ def run(arguments: Sequence[str]) -> int:
         text = f"unexpected {type(error).__name__}: {error}; --verbose shows where it happened"
         return _error(arguments, type(error).__name__, text, 1)
     if code == INTERRUPTED:
-        remedy = "; the same call with --resume goes on" if set(RESUMED) & set(arguments[:1]) else ""
-        remedy = "; the same call goes on" if set(GOES_ON) & set(arguments[:1]) else remedy
-        text = f"interrupted; finished results are complete{remedy}"
+        text = f"interrupted; finished results are complete{_remedy(arguments)}"
         return _error(arguments, "Interrupted", text, INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _remedy(arguments: Sequence[str]) -> str:
+    """Return how a command that ended early goes on, in words; empty where it begins anew."""
+    if set(GOES_ON) & set(arguments[:1]):
+        return "; the same call goes on"
+    return "; the same call with --resume goes on" if set(RESUMED) & set(arguments[:1]) else ""
 
 
 def _error(arguments: Sequence[str], kind: str, message: str, code: int) -> int:

@@ -81,7 +81,7 @@ def _show_cases(screen: Screen, result: Any, method: str, metric: str) -> None:
     for item in result.results:
         before, after = item.headline_source, item.headline
         share = f" {100 * item.share:.0f} %" if item.used == "partial" and item.share else ""
-        used = [] if frozen else ["" if item.status == "failed" else item.used + share]
+        used = [] if frozen else [(item.used or "") + share]
         texts = [percent(before), percent(after), change(0.0, item.dice_change)]
         shown = (texts[1:2] if frozen else texts) if scored else []
         rows.append([item.case, item.status, *shown, str(item.slices), *used, f"{item.seconds:.1f}"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from tesla_med.config.explaining import QUOTE, explained
 from tesla_med.config.models import PipelineConfig, Section, SiteConfig, merge
 from tesla_med.config.paths import user_path
 from tesla_med.errors import ConfigError
@@ -19,12 +19,6 @@ from tesla_med.registry import unknown_name
 S = TypeVar("S", bound=Section)
 SEARCH_PATH_VARIABLE = "TESLA_MED_CONFIG_PATH"
 YAML_SUFFIXES = (".yaml", ".yml")
-QUOTE = (
-    "unquoted, YAML reads NO, yes, on and off as true or false, 01 as the number 1 and 2024-01-01 as a date: "
-    "put texts in quotes, '01'"
-)
-_WITHOUT_POINT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
-"""A number that YAML takes for text."""
 
 
 def search_roots() -> list[Path]:
@@ -309,41 +303,5 @@ def validate(model: type[S], content: Mapping[str, Any], where: str) -> S:
     try:
         return model.model_validate(dict(content))
     except ValidationError as error:
-        lines = [_explain(model, item) for item in error.errors()]
+        lines = dict.fromkeys(explained(model, item) for item in error.errors())
         raise ConfigError(f"{where}: " + "; ".join(lines)) from None
-
-
-def _explain(model: type[Section], item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "the whole"
-    if item["type"] == "extra_forbidden":
-        return unknown_name("key", key, _keys_at(model, item["loc"][:-1]))
-    if item["type"] == "missing":
-        return f"key {key!r} is missing"
-    text = item["msg"].removeprefix("Value error, ")
-    got = item.get("input")
-    if item["type"] in ("string_type", "invalid_key") and not isinstance(got, list | dict | None):
-        return f"key {key!r}: {text}, got {got!r}; {QUOTE}"
-    if item["type"] in ("int_parsing", "float_parsing") and _WITHOUT_POINT.fullmatch(str(got)):
-        return f"key {key!r}: {text}, got {got!r}; YAML reads it as text, write {float(got):g}"
-    return f"key {key!r}: {text}, got {got!r}" if not isinstance(got, dict) else f"key {key!r}: {text}"
-
-
-def _keys_at(model: type[Section], location: tuple[Any, ...]) -> list[str]:
-    current: Any = model
-    for part in location:
-        if isinstance(part, int):
-            continue
-        if current is None or part not in current.model_fields:
-            return []
-        current = _section_in(current.model_fields[part].annotation)
-    return sorted(current.model_fields) if current is not None else []
-
-
-def _section_in(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _section_in(inner)
-        if found is not None:
-            return found
-    return None

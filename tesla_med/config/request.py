@@ -8,6 +8,19 @@ from pathlib import Path
 
 from tesla_med.config.effort import Effort
 from tesla_med.config.models import PipelineConfig, Protocol, Reset, SiteConfig
+from tesla_med.errors import ConfigError
+
+LARGEST_SEED = 2**63 - 1
+
+
+def check_seed(seed: object) -> None:
+    """Check that every random generator takes a seed.
+
+    Raises:
+        ConfigError: it is no whole number of 0 or above, or too large.
+    """
+    if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
+        raise ConfigError(f"seed: expected a whole number from 0 to {LARGEST_SEED}, got {seed!r}")
 
 
 @dataclass(frozen=True)
@@ -17,6 +30,9 @@ class RunRequest:
     Without a site (``None``) every image found is a case, the whole field is used and nothing is scored.
     ``folder_name`` is the output folder below ``runs/<site>/`` where ``out`` is not given; without ``lock``
     nothing keeps a second run out of it. ``effort`` is that of :func:`tesla_med.config.effort.with_effort`.
+
+    Raises:
+        ConfigError: the seed is no whole number of 0 or above.
     """
 
     site: str | SiteConfig | None
@@ -41,6 +57,9 @@ class RunRequest:
     folder_name: str | None = None
     lock: bool = True
     effort: Effort | None = None
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +79,35 @@ def resolve(
             f"which serves site_configs/{pipeline.sites}"
         )
     return site, pipeline
+
+
+def source_sites(
+    pipeline: str | PipelineConfig | None,
+    sites: str | SiteConfig | Sequence[str | SiteConfig],
+    weights: str | Path | None = None,
+) -> tuple[PipelineConfig, list[SiteConfig]]:
+    """Return the pipeline and the labelled sites of a source model, which may be given by name.
+
+    Args:
+        pipeline: name, YAML path or loaded configuration; None takes that of the first site.
+        sites: one or several: id, ``pipeline/id``, YAML path or loaded configuration.
+        weights: of the model, where there are any: those of another framework bring their classes.
+
+    Raises:
+        ConfigError: no site, something else than the above, an unknown or ambiguous name, or a site of
+            another task.
+    """
+    given = [sites] if isinstance(sites, str | SiteConfig) else sites
+    if not isinstance(given, Sequence) or not all(isinstance(item, str | SiteConfig) for item in given):
+        raise ConfigError(f"sites: expected ids, such as ['A', 'B'], or loaded configurations, got {sites!r}")
+    if not given:
+        raise ConfigError("sites is empty; give one or more")
+    if pipeline is None or isinstance(pipeline, str):
+        pipeline = resolve(given[0], pipeline, (), weights)[1]
+    elif not isinstance(pipeline, PipelineConfig):
+        raise ConfigError(f"pipeline: expected a name or a loaded configuration, got {pipeline!r}")
+    folder = pipeline.sites
+    return pipeline, [load_site(item, folder) if isinstance(item, str) else item for item in given]
 
 
 def _ignoring(site: SiteConfig, weights: str | Path | None) -> SiteConfig:

@@ -18,6 +18,7 @@ from tesla_med import __version__
 from tesla_med.config.files import load_pipeline, load_site
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
+from tesla_med.config.request import check_seed
 from tesla_med.demo.recipes import POOR, RECIPES, TERMS, Recipe
 from tesla_med.errors import ConfigError, OutputError
 from tesla_med.io.files import write_json, write_text
@@ -146,7 +147,7 @@ def run_demo(
         progress: called with (stage, done, total).
 
     Raises:
-        ConfigError: unknown task, or the device is not available.
+        ConfigError: unknown task, a seed that is none, or the device is not available.
         OutputError: ``out`` holds anything but an earlier demo, or cannot be written.
     """
     from tesla_med.models.base import default_device
@@ -154,6 +155,7 @@ def run_demo(
     start = time.perf_counter()
     if task not in RECIPES:
         raise ConfigError(unknown_name("demo task", task, list(DEMO_TASKS)))
+    check_seed(seed)
     default_device(device)
     folder = user_path(out)
     _check_folder(folder)
@@ -202,7 +204,7 @@ def _run(
         )
         report = result.out / "report" / "report.html"
         figures = result.mean_source or 0.0, result.mean or 0.0
-        untrusted = sum(not getattr(item, "trusted", True) for item in result.results)
+        untrusted = sum(getattr(item, "trusted", True) is False for item in result.results)
         rows.append(DemoRow(site.id, len(result.results), *figures, report, untrusted))
     return DemoResult(
         *(task, folder, trained.weights, trained.metric, task_of(pipeline).item, trained.validation),

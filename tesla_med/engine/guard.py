@@ -30,6 +30,7 @@ from tesla_med.engine.signals import (
     stack_shape,
     zoomed_mask,
 )
+from tesla_med.engine.wording import trusted_against
 from tesla_med.models.base import Network, norm_layers, predicted_class
 from tesla_med.models.normalisation import copied, running_statistics, statistics_distance
 from tesla_med.prepare.fill import hidden
@@ -296,8 +297,7 @@ def _reason(best: str, refused: Mapping[str, str], trust: Mapping[str, float], d
     if "adapted" in refused:
         parts.append(f"{LABELS['adapted']} {refused['adapted']}; {LABELS[best]} is taken")
     elif best != "adapted":
-        figures = f"{trust[best]:.2f} against {trust['adapted']:.2f}"
-        parts.append(f"{LABELS[best]} is trusted more than the adapted one ({figures})")
+        parts.append(f"{LABELS[best]} {trusted_against(trust[best], trust['adapted'], 'the adapted one')}")
     elif "source" in refused:
         parts.append(f"{LABELS['source']} {refused['source']}")
     return "; ".join(parts)

@@ -154,7 +154,7 @@ def with_estimates(
 
 def needs_review(result: CaseResult, config: QualityConfig) -> bool:
     """Whether no mask is trusted, or the predicted Dice of a class is below the threshold of the pipeline."""
-    if not result.trusted:
+    if result.trusted is False:
         return True
     predicted = [score.predicted_dice for score in result.scores if score.predicted_dice is not None]
     return bool(predicted) and min(predicted) < config.review_below

@@ -93,6 +93,9 @@ def read_dicom(folder: Path, series: str | None = None) -> RawImage:
     reader = sitk.ImageSeriesReader()
     reader.SetImageIO("GDCMImageIO")
     reader.SetFileNames([str(item.path) for item in slices])
+    if len({item.pixels for item in slices}) > 1:
+        # Otherwise every slice is cast to the type of the first, whose slope and intercept may differ.
+        reader.SetOutputPixelType(sitk.sitkFloat64)
     try:
         array = sitk.GetArrayFromImage(reader.Execute())
     except RuntimeError as error:
@@ -192,7 +195,8 @@ def in_words(slices: Sequence[Slice]) -> str:
 class Slice:
     """Where one file's slice lies, LPS+ in mm, and the series, study and patient that it belongs to.
 
-    ``stated`` is the number of files that the series has by this one's header, 0 where it says nothing.
+    ``stated`` is the number of files that the series has by this one's header, 0 where it says nothing;
+    ``pixels`` the library's number for the type that holds its voxels after slope and intercept.
     """
 
     path: Path
@@ -209,6 +213,7 @@ class Slice:
     down: Doubles
     thickness: float
     stated: int = 0
+    pixels: int = 0
 
     @property
     def normal(self) -> Doubles:
@@ -267,6 +272,7 @@ def read_header(path: Path) -> Slice:
         direction[3:],
         _number(reader, _STEP, _number(reader, _THICKNESS, 1.0)),
         int(_number(reader, _RELATED, 0.0)),
+        reader.GetPixelID(),
     )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any
 
 from tesla_med.errors import DataError, OutputError
 from tesla_med.io.fetched import check_fetched
+from tesla_med.io.space import unwritten
 
 TEMPORARY = ".tmp-"
 """How the names of half-written files begin."""
-_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def atomic_path(path: Path, needed: int | None = None) -> Iterator[Path]:
         temporary.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise OutputError(_explain(path, error, needed)) from error
+        raise OutputError(unwritten(path, error, needed)) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -71,7 +69,7 @@ def write_together(files: Sequence[tuple[Path, Callable[[], bytes]]]) -> None:
                 temporary.write_bytes(data)
                 _flush(temporary)
             except OSError as error:
-                raise OutputError(_explain(path, error, len(data))) from error
+                raise OutputError(unwritten(path, error, len(data))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -164,13 +162,3 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _explain(path: Path, error: OSError, needed: int | None) -> str:
-    text = f"{path}: cannot be written: {error.strerror or error}"
-    if error.errno not in _FULL:
-        return text + "; check that the folder exists and may be written to"
-    parts = [f"{needed / 2**20:.1f} MiB needed"] if needed is not None else []
-    with suppress(OSError):
-        parts.append(f"{shutil.disk_usage(path.parent).free / 2**20:.1f} MiB free")
-    return f"{text} ({', '.join(parts)}); free some space or choose another output folder"

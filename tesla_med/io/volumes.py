@@ -21,6 +21,10 @@ from tesla_med.types import Case, IntArray, Volume
 VOLUME_SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".nhdr")
 PARTIAL_SUFFIXES = (".seg.nrrd", ".seg.nhdr")
 """Of segmentations of 3D Slicer, which hold the part of the grid that is segmented."""
+LEAST_STEPS = 256
+"""Steps of float32 that the intensities of an image must span; else the smallest is subtracted first."""
+MOST_NOISE = 4096
+"""Steps of float64 that are no more than the rounding of a constant image."""
 Spacing = Literal["header", "nominal", "nominal_if_unit"]
 
 
@@ -42,7 +46,8 @@ def read_volume(
     """Read one image whole and repair what can be repaired, with a note for each repair.
 
     The affine is the sform if its code is above 0, else the qform if its code is, else voxel
-    sizes alone. Voxels that are not finite take the smallest finite value.
+    sizes alone. Voxels that are not finite take the smallest finite value. Where values lie so close together
+    and so far from 0 that float32 would lose their differences, the smallest is subtracted from all.
 
     Args:
         path: NIfTI-1/2, MetaImage or NRRD file, or a folder of the DICOM slices of one series.
@@ -54,15 +59,14 @@ def read_volume(
         The volume, array (1, I, J, K) float32 in file order.
 
     Raises:
-        DataError: missing, truncated or corrupt; not one real-valued 3-D image; nothing finite.
+        DataError: missing, truncated or corrupt; not one real-valued 3-D image; nothing finite, or a value
+            too large for float32.
         GeometryError: the affine is degenerate or not finite.
     """
     path = Path(path)
     raw = _read(path, index, series)
-    with np.errstate(over="ignore", invalid="ignore"):
-        array = np.array(raw.array, dtype=np.float32, order="F")
     notes = list(raw.notes)
-    _repair(array, path, notes)
+    array = _single(raw.array, path, notes)
     steps = spacing_of(raw.affine)
     nominal = spacing == "nominal"
     if spacing == "nominal_if_unit" and np.allclose(steps, 1.0, rtol=0, atol=1e-6):
@@ -303,15 +307,42 @@ def _read(path: Path, index: int | None = None, series: str | None = None) -> Ra
     raise DataError(f"{path}: expected one of {', '.join(VOLUME_SUFFIXES)}; convert the image to NIfTI")
 
 
-def _repair(array: npt.NDArray[np.float32], path: Path, notes: list[str]) -> None:
+def _single(values: npt.NDArray[Any], path: Path, notes: list[str]) -> npt.NDArray[np.float32]:
+    """Return voxels (I, J, K) as float32 in Fortran order, repaired, with a note for each repair.
+
+    Raises:
+        DataError: nothing is finite, or a finite value is too large for float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = np.array(values, dtype=np.float32, order="F")
     bad = ~np.isfinite(array)
     count = int(bad.sum())
-    if count == array.size:
-        raise DataError(f"{path}: none of its {count} voxels is a finite number; export the image again")
     if count:
-        lowest = array[~bad].min()
-        array[bad] = lowest
-        notes.append(f"{count} voxels that were not finite replaced by the smallest finite value {lowest:g}")
+        original = values[bad]
+        lost = original[np.isfinite(original)]
+        if lost.size:
+            raise DataError(
+                f"{path}: {lost.size} voxels hold values too large for float32, such as {lost[0]:g}; "
+                f"the largest is {np.finfo(np.float32).max:.3g}; scale the image down"
+            )
+        if count == array.size:
+            raise DataError(f"{path}: none of its {count} voxels is a finite number; export the image again")
+        array[bad] = array[~bad].min()
+    low, high = float(array.min()), float(array.max())
+    if high - low < LEAST_STEPS * np.spacing(np.float32(max(abs(low), abs(high)))):
+        known = values[~bad] if count else values
+        least, most = known.min(), known.max()
+        noise = MOST_NOISE * np.spacing(max(abs(least), abs(most))) if known.dtype.kind == "f" else 0
+        if most - least > noise and (known.astype(np.float32) != known).any():
+            array = np.array(values - least, dtype=np.float32, order="F")
+            array[bad] = 0
+            notes.append(
+                f"{least:.10g} subtracted from all voxels: float32 cannot hold the differences of such values"
+            )
+            low = float(least)
+    if count:
+        notes.append(f"{count} voxels that were not finite replaced by the smallest finite value {low:g}")
+    return array
 
 
 def _grid(volume: Volume) -> Any:

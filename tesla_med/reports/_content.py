@@ -84,7 +84,7 @@ def severity(result: CaseResult, quality: QualityConfig) -> tuple[int, float, fl
 
     Without references the predicted Dice takes the place of the Dice.
     """
-    usual = 2 if not result.trusted else 3 if needs_review(result, quality) else 4
+    usual = 2 if result.trusted is False else 3 if needs_review(result, quality) else 4
     rank = {"failed": 0, "unscored": 1}.get(result.status, usual)
     ours, change = result.mean_dice, result.dice_change
     drop = 0.0 if change is None else min(0.0, round(change, 4))
@@ -162,7 +162,7 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     if taken["source"] or taken["partial"]:
         parts = [f"{taken['partial']} partly", f"{taken['adapted']} in full"]
         shown.append(Tile("Source mask kept", str(taken["source"]), "adapted " + ", ".join(parts)))
-    untrusted = sum(not item.trusted for item in results if item.status != "failed")
+    untrusted = sum(item.trusted is False for item in results)
     troubles = [f"{untrusted} not trusted"] if untrusted else []
     troubles += [
         f"{counts[key]} {key}" for key in ("failed", "empty", "unscored", "blank", "collapsed") if counts[key]
@@ -193,7 +193,7 @@ def case_rows(
                 name=item.case,
                 status=item.status,
                 status_text=STATUS_TEXT[item.status],
-                used="" if item.status == "failed" else item.used,
+                used=item.used or "",
                 used_text=_used_text(item),
                 review=item.status != "failed" and needs_review(item, quality),
                 seconds=f"{item.seconds:.1f} s" if item.seconds else "",
@@ -207,6 +207,8 @@ def case_rows(
 
 
 def _used_text(result: CaseResult) -> str:
+    if result.used is None:
+        return ""
     words = {0.0: "normalisation statistics only", 1.0: "mixed normalisation statistics"}
     share = ", " + words.get(result.share or 0.0, f"{100 * (result.share or 0.0):.0f} %")
     return USED_TEXT[result.used] + (share if result.used == "partial" else "")

@@ -33,6 +33,8 @@ LEAST_OVERLAP = 0.25
 """Share of the wider of two display windows that both must hold for a case to be shown in that of the run."""
 MOST_ROWS = 120
 """Cases in the picture of all Dice."""
+TRUSTED = {True: "yes", False: "**no**", None: ""}
+"""Of a case, in words: whether its mask is trusted."""
 
 
 class CaseCurves:
@@ -75,7 +77,7 @@ class CaseCurves:
             "entropy/adapted": result.entropy,
             "entropy/source": result.entropy_source,
             "guard/share": result.share,
-            "guard/trusted": float(result.trusted),
+            "guard/trusted": None if result.trusted is None else float(result.trusted),
         }
         for score in result.scores:
             figures |= {f"{name}/{score.name}": score.value(name) for name in figure_columns()}
@@ -186,11 +188,11 @@ def case_table(results: Sequence[CaseResult]) -> str:
         return "" if value is None else f"{100 * value:.1f}"
 
     lines = ["| case | source | adapted | change | predicted | mask | trusted | status |", "|---" * 8 + "|"]
-    for item in sorted(results, key=lambda item: (item.trusted, known(item), item.case)):
+    for item in sorted(results, key=lambda item: (item.trusted is not False, known(item), item.case)):
         before, after, moved = item.mean_dice_source, item.mean_dice, item.dice_change
         change = "" if moved is None else f"{100 * moved:+.1f}"
         cells = [valid(item.case).replace("|", "\\|"), percent(before), percent(after), change]
-        cells += [percent(item.predicted_dice), item.used, "yes" if item.trusted else "**no**", item.status]
+        cells += [percent(item.predicted_dice), item.used or "", TRUSTED[item.trusted], item.status]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -234,7 +234,7 @@ def _worst_first(result: CaseResult, pipeline: PipelineConfig) -> tuple[Any, ...
     """Sort key: masks that nobody trusts, then by the predicted Dice; those without one last."""
     known = result.predicted_dice
     review = needs_review(result, pipeline.quality)
-    return (result.trusted, not review, 2.0 if known is None else known, result.case)
+    return (result.trusted is not False, not review, 2.0 if known is None else known, result.case)
 
 
 def _score(item: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tesla_med.config.differences import differences
 from tesla_med.config.models import GuardConfig, PipelineConfig, SiteConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import TEMPORARY, atomic_path, write_json
@@ -350,12 +351,7 @@ def without_retired(settings: Mapping[str, Any], *, thresholds: bool = True) -> 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return in words which settings of a run differ from those of an earlier one, of any version."""
-    before, after = _completed(dict(then)), _completed(json.loads(json.dumps(now)))
-    return [
-        f"{key}: {_short(before.get(key))} then, {_short(after.get(key))} now"
-        for key in sorted(set(before) | set(after))
-        if before.get(key) != after.get(key)
-    ]
+    return differences(_completed(dict(then)), _completed(json.loads(json.dumps(now))))
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -392,8 +388,3 @@ def _of_method(recipes: Mapping[str, Any], method: Any) -> dict[str, Any]:
 def _known(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters of a method without those that later versions added, where they change nothing."""
     return {name: value for name, value in params.items() if (name, value) not in ADDED}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

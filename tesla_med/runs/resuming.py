@@ -117,7 +117,7 @@ class Ledger:
     @property
     def used(self) -> set[str]:
         """Which models made the results so far."""
-        return {item.used for records in self.records.values() for item in records}
+        return {item.used for records in self.records.values() for item in records if item.used}
 
     def results(self, names: Sequence[str]) -> list[Any]:
         """Return the records of the items with these names, in this order."""

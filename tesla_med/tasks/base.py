@@ -225,7 +225,7 @@ class Task(ABC):
     def failed(self, ref: Ref, reason: str) -> list[Any]:
         """Return the records of a unit that has no result."""
         return [
-            CaseResult(case=name, site=self.site.id, status="failed", used="source", reason=reason)
+            CaseResult(case=name, site=self.site.id, status="failed", used=None, reason=reason)
             for name in ref.items
         ]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from tesla_med.config.differences import differences
 from tesla_med.config.models import PipelineConfig
 from tesla_med.errors import CheckpointError, TeslaMedError
 from tesla_med.io.files import atomic_path
@@ -161,8 +162,9 @@ class TrainingRun:
             state = torch.load(path, map_location="cpu", weights_only=True)
             before = str(state["settings"])
             if before != settings:
+                changed = "; ".join(differences(json.loads(before), json.loads(settings)))
                 raise CheckpointError(
-                    f"{path}: cannot resume with other settings: {_difference(before, settings)}; "
+                    f"{path}: cannot resume with other settings: {changed}; "
                     "use the earlier settings, or --overwrite to start again"
                 )
             self.model.load_state_dict(state["model"])
@@ -200,14 +202,3 @@ def check_finite(losses: Sequence[float], step: int) -> None:
                 f"training diverged: the loss is {value} at step {step - len(losses) + index + 1}; "
                 "lower train.learning_rate or set precision to float32"
             )
-
-
-def _difference(before: str, now: str) -> str:
-    def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        return {k: v for key in value for k, v in flat(value[key], f"{prefix}.{key}".strip(".")).items()}
-
-    old, new = flat(json.loads(before)), flat(json.loads(now))
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    return "; ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed[:4])

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig
 from tesla_med.config.paths import user_path
+from tesla_med.config.request import check_seed
+from tesla_med.config.resolve import source_sites
 from tesla_med.engine.signals import ZOOMS, zoomed_mask
 from tesla_med.models.base import Network, default_device, predicted_class, to_model_range
 from tesla_med.models.loading import load_model
@@ -86,11 +88,11 @@ def intensities(part: Part, pipeline: PipelineConfig) -> tuple[tuple[float, ...]
 
 
 def compute_statistics(
-    weights: Path,
-    pipeline: PipelineConfig,
-    sites: Sequence[SiteConfig],
-    volumes: Path,
-    out: Path | None = None,
+    weights: str | Path,
+    pipeline: str | PipelineConfig | None,
+    sites: str | SiteConfig | Sequence[str | SiteConfig],
+    volumes: str | Path,
+    out: str | Path | None = None,
     device: str = "auto",
     *,
     seed: int = 0,
@@ -98,20 +100,32 @@ def compute_statistics(
 ) -> Path:
     """Measure and save the source statistics of existing weights on labelled source cases or tiles.
 
+    Args:
+        weights: of the source model.
+        pipeline: name, YAML path or loaded configuration; None: that of the first site.
+        sites: where the labelled cases come from: ids, YAML paths or loaded configurations.
+        volumes: the folder that holds them.
+        out: file to write; default: beside the weights.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        seed: of the draws of pixels; a whole number of 0 or above.
+        progress: called with (stage, done, total).
+
     Returns:
         The file written: ``out``, or ``<stem>.statistics.safetensors`` beside the weights.
 
     Raises:
         CheckpointError: the weights cannot be read or do not fit.
-        ConfigError: the device is not available.
+        ConfigError: unknown pipeline or site, a seed that is none, or the device is not available.
         DataError: no labelled case or tile.
         OutputError: the files cannot be written.
     """
+    check_seed(seed)
     target, weights = default_device(device), user_path(weights)
-    loaded = load_model(weights, pipeline)
+    config, given = source_sites(pipeline, sites, weights)
+    loaded = load_model(weights, config)
     model = loaded.model.to(target)
-    task = task_of(loaded.pipeline)(sites[0], loaded.pipeline)
-    every = task.labelled(sites, user_path(volumes), progress).every()
+    task = task_of(loaded.pipeline)(given[0], loaded.pipeline)
+    every = task.labelled(given, user_path(volumes), progress).every()
     statistics = measure(model, every, loaded.pipeline, seed, progress)
     path = statistics_path(weights) if out is None else user_path(out)
     count = len(every.names), every.images

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tesla_med.config.models import PipelineConfig, SiteConfig, TrainConfig
 from tesla_med.config.paths import user_path
+from tesla_med.config.request import check_seed
+from tesla_med.config.resolve import source_sites
 from tesla_med.engine.prior import OrganPrior, as_extra, fitted
 from tesla_med.errors import OutputError
 from tesla_med.io.files import write_json
@@ -94,10 +96,10 @@ class TrainResult:
 
 
 def train_source(
-    pipeline: PipelineConfig,
-    sites: Sequence[SiteConfig],
-    volumes: Path,
-    out: Path,
+    pipeline: str | PipelineConfig,
+    sites: str | SiteConfig | Sequence[str | SiteConfig],
+    volumes: str | Path,
+    out: str | Path,
     *,
     seed: int = 0,
     device: str = "auto",
@@ -115,11 +117,11 @@ def train_source(
     ``last.pt``, ``train.json`` and ``tensorboard/``.
 
     Args:
-        pipeline: classes, preprocessing, network and training settings.
-        sites: where the labelled cases come from.
+        pipeline: name, YAML path or loaded configuration: classes, preprocessing, network and training.
+        sites: where the labelled cases come from: ids, YAML paths or loaded configurations.
         volumes: the folder that holds them.
         out: a new or empty folder, unless ``resume`` or ``overwrite``.
-        seed: of weights, split, draws and augmentation.
+        seed: of weights, split, draws and augmentation; a whole number of 0 or above.
         device: ``auto``, ``cpu`` or ``cuda``.
         resume: go on from ``last.pt`` exactly as if never stopped; start if there is none.
         overwrite: replace an earlier training in ``out``.
@@ -129,22 +131,25 @@ def train_source(
     Raises:
         OutputError: ``out`` holds something else, or both or neither of the two flags fit.
         CheckpointError: the state to resume from is damaged or has other settings.
-        ConfigError: unknown model, wrong parameters, device not available.
+        ConfigError: unknown pipeline, site or model, wrong parameters, a seed that is none, or the device is
+            not available.
         DataError: no labelled case, or a file that cannot be used.
         TeslaMedError: the loss is no longer finite.
     """
     start = time.perf_counter()
-    pipeline, out = _scaled(pipeline), user_path(out)
+    check_seed(seed)
+    config, given = source_sites(pipeline, sites)
+    pipeline, out = _scaled(config), user_path(out)
     target = default_device(device)
     _check_folder(out, resume, overwrite)
     with _own_randomness(target, seed):
         build_model(pipeline)  # wrong parameters are found before anything is read or replaced
-    task = task_of(pipeline)(sites[0], pipeline)
-    data = task.labelled(sites, user_path(volumes), progress)
+    task = task_of(pipeline)(given[0], pipeline)
+    data = task.labelled(given, user_path(volumes), progress)
     with output_lock(out):
         if overwrite:
             _remove_own(out)
-        return _train(pipeline, sites, data, out, seed, target, resume, progress, extra or {}, start)
+        return _train(pipeline, given, data, out, seed, target, resume, progress, extra or {}, start)
 
 
 def _train(

@@ -18,9 +18,9 @@ from tesla_med.errors import OutputError
 from tesla_med.io.files import TEMPORARY, write_json, write_text
 from tesla_med.io.locks import in_folder
 from tesla_med.io.tables import to_csv
-from tesla_med.records import CaseResult
+from tesla_med.records import CaseResult, OfMask
 from tesla_med.runs.folder import changed_settings
-from tesla_med.types import Record, Status, Used
+from tesla_med.types import Status, Used
 
 CASES, DONE, SETTINGS, TABLE, PAGE, BOARD = (
     *("cases", ".done", "watch.json", "history.csv", "watch.html"),
@@ -32,7 +32,7 @@ OWN = (CASES, DONE, SETTINGS, TABLE, PAGE, BOARD)
 """What lies in the output folder of ``watch``."""
 
 
-class Seen(Record):
+class Seen(OfMask):
     """One case that is done.
 
     Attributes:
@@ -42,8 +42,8 @@ class Seen(Record):
         state: of its files; see :func:`tesla_med.watch.inbox.state_of`.
         input_sha256: of its image.
         status: as in the record of the run.
-        used: which model made the mask.
-        trusted: whether the guard trusts the mask.
+        used: which model made the mask; None where the case failed.
+        trusted: whether the guard trusts the mask; None where there is none.
         reason: of the guard, in words.
         seconds: that the run took.
         predicted_dice: mean over the classes, without labels; None where none is predicted.
@@ -58,8 +58,8 @@ class Seen(Record):
     state: str
     input_sha256: str
     status: Status
-    used: Used
-    trusted: bool = True
+    used: Used | None
+    trusted: bool | None = True
     reason: str = ""
     seconds: float = 0.0
     predicted_dice: float | None = None
@@ -70,9 +70,9 @@ class Seen(Record):
     @property
     def verdict(self) -> str:
         """What became of the case, in a word or two."""
-        if not self.trusted:
+        if self.trusted is False:
             return "not trusted"
-        return self.used if self.status == "ok" else self.status
+        return self.used or "" if self.status == "ok" else self.status
 
 
 @dataclass(frozen=True)

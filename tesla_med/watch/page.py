@@ -142,6 +142,6 @@ def _chart(name: str, shown: Shown, *, drifted: bool) -> Chart:
     dots: dict[bool, list[str]] = {False: [], True: []}
     for index, value in known:
         across, down = 1000 * (index + 0.5) / count, 95 - 90 * (value - low) / span
-        dots[dice and not shown.seen[index].trusted].append(f"M{across:.1f} {down:.1f}h0")
+        dots[dice and shown.seen[index].trusted is False].append(f"M{across:.1f} {down:.1f}h0")
     shaded = 1000 * min(shown.periods[0], count) / count
     return Chart(IN_WORDS[name], low, high, "".join(dots[False]), "".join(dots[True]), shaded, drifted)

@@ -56,6 +56,21 @@ def test_names_lose_whole_parts_only(path, expected):
     assert mask_name(Path(path)) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"empty": "two"}, "empty: expected 'skip' or 'one', got 'two'"),
+        ({"values": {1: "x"}}, "values: expected whole numbers for whole numbers"),
+        ({"values": [1]}, "values: expected whole numbers for whole numbers"),
+        ({"ignore": 1}, "ignore: expected whole numbers, as in"),
+        ({"ignore": "12"}, "ignore: expected whole numbers, as in"),
+    ],
+)
+def test_options_that_are_none(folders, options, words):
+    with pytest.raises(ConfigError, match=words):
+        evaluate(*folders, **options)
+
+
 def test_scores_by_hand(folders):
     predictions, references = folders
     save(predictions / "a/Case1_mask.nii.gz", box(6, 14))

@@ -12,7 +12,9 @@ import small_site as small
 from tesla_med.actions.rollback import rollback
 from tesla_med.errors import OutputError
 from tesla_med.io.files import sha256
+from tesla_med.records import CaseResult
 from tesla_med.reports.slices import read_slices
+from tesla_med.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("Case00", "Case01", "Case02")
@@ -139,6 +141,19 @@ def test_passes_over_a_site_go_back_to_the_source_only(place):
     assert rollback(out, "source").undone == NAMES
     assert all(is_source(out, name) for name in NAMES)
     assert not (out / "checkpoints/adapted.safetensors").exists()
+
+
+def test_failed_cases_are_not_as_the_run_made_them(place):
+    out = place("case")
+    folder = RunFolder(out)
+    _, digest = folder.kept("Case01", CaseResult)
+    folder.discard("Case01")
+    failed = CaseResult(case="Case01", site="X", status="failed", used=None, reason="cut off")
+    folder.keep("Case01", [failed], digest)
+    result = rollback(out, cases=["Case00"])
+    assert (result.undone, result.kept, result.back) == (("Case00",), ("Case02",), ("Case00",))
+    row = rows(out)["Case01"]
+    assert (row["used"], row["trusted"], row["status"]) == ("", "", "failed")
 
 
 def test_twice_is_once(place):

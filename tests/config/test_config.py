@@ -547,3 +547,21 @@ def test_a_method_of_the_upper_layer_beats_the_protocols_of_the_lower(tmp_path):
         params = load_pipeline("parent", order, roots).method_params("tesla", "N-M")
         assert (params["epochs"], params["teacher_momentum"]) == (2, 0.8)
         assert load_pipeline("parent", order, roots).method_params("tesla", "N-O")["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("preprocessing.size=[64]", "'preprocessing.size': expected two numbers, as in [128,128], got [64]"),
+        ("preprocessing.size=[]", "'preprocessing.size': expected two numbers, as in [128,128], got []"),
+        ("preprocessing.size=64", "'preprocessing.size': expected two numbers, as in [128,128], got 64"),
+        ("preprocessing.size=[1,2,3]", "expected two numbers, as in [128,128], got [1, 2, 3]"),
+        ("preprocessing.spacing=[1,2]", "expected three numbers, as in [1.0,1.0,1.0], got [1, 2]"),
+        ("preprocessing.model_range=3", "expected two numbers, as in [-1.0,1.0], got 3"),
+        ("reports=table", "key 'reports': expected a list in brackets, got 'table'"),
+    ],
+)
+def test_lists_of_a_fixed_length_are_described(override, words):
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline("prostate", [override])
+    assert str(caught.value).endswith(words)

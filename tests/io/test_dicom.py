@@ -4,6 +4,7 @@ import shutil
 
 import nibabel as nib
 import numpy as np
+import pydicom
 import pytest
 import small_site as small
 from dicom_files import write_series
@@ -39,6 +40,29 @@ def test_rescale_slope_of_each_slice(tmp_path):
     array = values()
     write_series(tmp_path, array, RescaleSlope=2, RescaleIntercept=-100)
     assert np.array_equal(read_volume(tmp_path).array[0], 2.0 * array - 100)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    ("slopes", "intercepts"),
+    [
+        ((1, 0.01, 0.02, 0.3, 2, 1), (0,) * 6),
+        ((1, 20, 30, 40, 50, 900), (0,) * 6),
+        ((1,) * 6, (0, -1000, -7.5, 300, 100000, 0)),
+        ((0.3, 1, 1, 2, 1, 0.01), (0, 0, -5, 0, 0.25, 1)),
+        ((None, 0.01, 0.01, 2, 1, 1), (None, 0, -3, 0, 0, 0)),
+    ],
+)
+def test_slope_and_intercept_that_vary_between_slices(tmp_path, slopes, intercepts, signed):
+    array = values()
+    paths = write_series(tmp_path, array, PixelRepresentation=int(signed))
+    for path, slope, intercept in zip(paths, slopes, intercepts, strict=True):
+        item = pydicom.dcmread(path)
+        if slope is not None:
+            item.RescaleSlope, item.RescaleIntercept = slope, intercept
+        item.save_as(path)
+    expected = array * np.array([slope or 1 for slope in slopes]) + [value or 0 for value in intercepts]
+    assert np.allclose(read_volume(tmp_path).array[0], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_one_slice(tmp_path):

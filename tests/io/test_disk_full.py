@@ -9,6 +9,8 @@ from full_disk import LIMIT, limited
 from small_volumes import noise, write
 
 from tesla_med.errors import OutputError
+from tesla_med.io.files import write_bytes
+from tesla_med.io.space import disk_is_full
 from tesla_med.io.volumes import read_volume, write_mask
 
 pytest.importorskip("resource")
@@ -21,7 +23,7 @@ def test_a_mask_that_does_not_fit(tmp_path):
     target = tmp_path / "out/Case00_mask.nii.gz"
     with limited(), pytest.raises(OutputError) as error:
         write_mask(target, mask, volume)
-    assert re.search(r"MiB needed, \d+\.\d MiB free.*free some space", str(error.value))
+    assert re.search(r"[KM]iB needed, \d+\.\d MiB free.*free some space", str(error.value))
     assert str(target) in str(error.value)
     assert list(target.parent.iterdir()) == []
     write_mask(target, mask, volume)
@@ -47,6 +49,18 @@ def test_a_full_disk_is_told_of_in_the_same_way(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tesla_med.io.files._flush", full)
-    with pytest.raises(OutputError, match=r"No space left on device \(0\.0 MiB needed, \d+"):
+    with pytest.raises(OutputError, match=r"No space left on device \(\d+ bytes needed, \d+"):
         write_mask(tmp_path / "out/Case00_mask.nii.gz", np.zeros(volume.shape, np.uint8), volume)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (900, "900 bytes"), (2500, "2.4 KiB")])
+def test_small_files_are_told_in_small_units(tmp_path, monkeypatch, count, text):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tesla_med.io.files._flush", full)
+    with pytest.raises(OutputError, match=rf"\({text} needed, ") as caught:
+        write_bytes(tmp_path / "a", bytes(count))
+    assert disk_is_full(caught.value)
+    assert not disk_is_full(OutputError("something else"))

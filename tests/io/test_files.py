@@ -76,7 +76,7 @@ def test_a_real_size_limit_leaves_no_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "m.nii.gz" in done.stderr
-    assert "0.1 MiB needed" in done.stderr
+    assert "97.7 KiB needed" in done.stderr
     assert names(tmp_path) == []
 
 

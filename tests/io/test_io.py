@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import SimpleITK as sitk  # noqa: N813 - its usual name
 
-from tesla_med.config.models import Files
+from tesla_med.config.models import Files, SiteConfig
 from tesla_med.errors import DataError, GeometryError, OutputError
 from tesla_med.io import references
 from tesla_med.io import volumes as io
@@ -303,13 +303,72 @@ def test_voxels_that_are_not_finite(tmp_path: Path, value: float) -> None:
         io.read_volume(tmp_path / "b.nii.gz")
 
 
-def test_values_beyond_float32_count_as_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [1e300, -1e39])
+def test_finite_values_beyond_float32_are_refused(tmp_path: Path, value: float) -> None:
     data = np.ones(SHAPE)
-    data[0, 0, 0] = 1e300
+    data[0, 0, 0] = value
+    data[1, 0, 0] = np.nan
+    make(tmp_path / "a.nii.gz", data=data)
+    with pytest.raises(DataError, match=r"a\.nii\.gz: 1 voxels hold values too large for float32, such as "):
+        io.read_volume(tmp_path / "a.nii.gz")
+
+
+@pytest.mark.parametrize(("offset", "dtype"), [(1e9, np.float64), (-1e9, np.float64), (2**30, np.int32)])
+def test_small_differences_of_large_values_are_kept(tmp_path: Path, offset: float, dtype: type) -> None:
+    steps = np.random.default_rng(0).integers(0, 100, SHAPE)
+    steps.flat[:2] = 0, 99
+    make(tmp_path / "a.nii.gz", data=(steps + offset).astype(dtype))
+    volume = io.read_volume(tmp_path / "a.nii.gz")
+    assert np.array_equal(volume.array[0], steps)
+    assert not volume.blank
+    assert f"{offset:.10g} subtracted from all voxels" in " ".join(volume.notes)
+
+
+def test_a_subtracted_offset_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
+    data = 1e9 + np.linspace(0, 1, int(np.prod(SHAPE))).reshape(SHAPE)
+    broken = data.copy()
+    broken[4, 5, 6] = np.inf
+    make(tmp_path / "a.nii.gz", data=broken)
+    volume = io.read_volume(tmp_path / "a.nii.gz")
+    data[4, 5, 6] = 1e9
+    assert volume.array[0] == pytest.approx(data - 1e9, abs=1e-6)
+    assert "1 voxels that were not finite replaced by the smallest finite value 1e+09" in volume.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(1000, 1050, dtype=np.int16),
+        np.linspace(1e4, 1e4 + 10, 50),
+        np.linspace(0, 1e9, 50),
+        np.float64([2**24 + 2, 2**24 + 4]),
+        np.float64([1e9, np.nextafter(1e9, 2e9)]),
+    ],
+    ids=str,
+)
+def test_no_offset_where_float32_holds_the_differences(tmp_path: Path, values: npt.NDArray[Any]) -> None:
+    data = np.resize(values, SHAPE)
     make(tmp_path / "a.nii.gz", data=data)
     volume = io.read_volume(tmp_path / "a.nii.gz")
-    assert "1 voxels" in volume.notes[0]
-    assert volume.blank
+    assert np.array_equal(volume.array[0], data.astype(np.float32))
+    assert "subtracted" not in " ".join(volume.notes)
+
+
+def test_each_channel_has_its_own_offset(tmp_path: Path) -> None:
+    steps = np.arange(np.prod(SHAPE)).reshape(SHAPE) % 7
+    for number, offset in enumerate((0, 1e9, 1e12)):
+        make(tmp_path / f"a_{number}.nii.gz", data=steps + offset)
+    paths = [tmp_path / f"a_{number}.nii.gz" for number in range(3)]
+    site = SiteConfig(
+        id="x", pipeline="p", institution="i", files=Files(image=["a_0.nii.gz", "a_1.nii.gz", "a_2.nii.gz"])
+    )
+    volume = io.read_case(Case("a", paths[0], None, channels=tuple(paths[1:])), site)
+    assert all(np.array_equal(channel, steps) for channel in volume.array)
+    notes = [text for text in volume.notes if "subtracted" in text]
+    assert [text.partition(" subtracted")[0] for text in notes] == [
+        "channel 2: 1000000000",
+        "channel 3: 1e+12",
+    ]
 
 
 @pytest.mark.parametrize("value", [0, 5])

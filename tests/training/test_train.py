@@ -8,15 +8,18 @@ from typing import Any
 import nibabel as nib
 import pytest
 import torch
+import yaml
 
+from tesla_med.adapt import adapt_site
 from tesla_med.augment.families import MILD
 from tesla_med.augment.randomise import randomise
 from tesla_med.config.files import load_pipeline
 from tesla_med.config.models import Files, MaskLayer, PipelineConfig, SiteConfig, TrainConfig
+from tesla_med.demo.demo import run_demo
 from tesla_med.demo.volumes import make_site, preset
 from tesla_med.engine.building import predictor_of
 from tesla_med.engine.prior import prior_of
-from tesla_med.errors import CheckpointError, DataError, OutputError, TeslaMedError
+from tesla_med.errors import CheckpointError, ConfigError, DataError, OutputError, TeslaMedError
 from tesla_med.io.locks import output_lock
 from tesla_med.models.base import build_model
 from tesla_med.models.checkpoint import read_card, steadiness_of
@@ -26,7 +29,7 @@ from tesla_med.plan import RunRequest, make_plan
 from tesla_med.tasks.labelled_slices import LabelledCase, Slices, load_labelled, split
 from tesla_med.tasks.labelled_tiles import LabelledTiles
 from tesla_med.training.loop import TrainingRun
-from tesla_med.training.measure import steadiness
+from tesla_med.training.measure import compute_statistics, steadiness
 from tesla_med.training.train import joined_after, train_source
 
 SITE = SiteConfig(
@@ -164,13 +167,46 @@ def test_resume_gives_the_weights_of_an_unbroken_training(volumes: Path, tmp_pat
 def test_resume_refuses_other_settings_and_damage(volumes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train_source(small(), [SITE], volumes, out, device="cpu")
-    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.001, is 0\.002"):
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.001 then, 0\.002 now"):
         train_source(small("train.learning_rate=0.002"), [SITE], volumes, out, device="cpu", resume=True)
-    with pytest.raises(CheckpointError, match="seed was 0, is 1"):
+    with pytest.raises(CheckpointError, match="seed: 0 then, 1 now"):
         train_source(small(), [SITE], volumes, out, device="cpu", seed=1, resume=True)
     (out / "last.pt").write_bytes(b"not a state")
     with pytest.raises(CheckpointError, match=r"last\.pt"):
         train_source(small(), [SITE], volumes, out, device="cpu", resume=True)
+
+
+def test_pipeline_and_sites_by_name(volumes: Path, tmp_path: Path) -> None:
+    site, pipeline = tmp_path / "P.yaml", tmp_path / "tiny.yaml"
+    site.write_text(yaml.safe_dump(SITE.model_dump(mode="json", exclude_defaults=True)))
+    pipeline.write_text(yaml.safe_dump(small().model_dump(mode="json")))
+    loaded, named = tmp_path / "loaded", tmp_path / "named"
+    one = train_source(small(), [SITE], volumes, loaded, device="cpu")
+    other = train_source(str(pipeline), str(site), str(volumes), str(named), device="cpu")
+    assert_same(one.weights, other.weights)
+    path = compute_statistics(str(other.weights), str(pipeline), [str(site)], str(volumes), device="cpu")
+    assert_same(one.statistics, path)
+    with pytest.raises(ConfigError, match="unknown site 'nowhere'"):
+        train_source("prostate", ["nowhere"], volumes, tmp_path / "out")
+    with pytest.raises(ConfigError, match="sites is empty"):
+        train_source("prostate", [], volumes, tmp_path / "out")
+    with pytest.raises(ConfigError, match="sites: expected ids"):
+        train_source("prostate", [1], volumes, tmp_path / "out")  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", None, True, 2**63])
+def test_a_seed_is_a_whole_number(volumes: Path, tmp_path: Path, seed: Any) -> None:
+    out = tmp_path / "out"
+    calls = [
+        lambda: train_source(small(), [SITE], volumes, out, seed=seed),
+        lambda: compute_statistics(out / "a.safetensors", small(), [SITE], volumes, seed=seed),
+        lambda: adapt_site(None, volumes, pipeline="prostate", weights=out / "a.safetensors", seed=seed),
+        lambda: run_demo(out=out, seed=seed),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="seed: expected a whole number from 0 to"):
+            call()
+    assert not out.exists()
 
 
 def test_output_folder_is_guarded(volumes: Path, tmp_path: Path) -> None:
