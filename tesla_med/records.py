@@ -130,8 +130,8 @@ class CaseResult(OfMask):
     ``used``: which model made the mask in ``masks/``, or corrected; None where the case failed; ``share``:
     how much of the way from source to adapted it went, in [0, 1]; ``signals``: what the guard saw (see
     ``tesla_med.engine.guard``); ``trusted``: False where the guard trusts no mask of the case, None where the
-    case failed; ``scaling``: of the intensities, where it was chosen for the case; ``references_sha256``: of the
-    files of its references and of its region, None where not noted; ``slices``, ``voxels``: of the image;
+    case failed; ``scaling``: of the intensities, where it was chosen for the case; ``references_sha256``: of
+    the files of its references and of its region, None where not noted; ``slices``, ``voxels``: of the image;
     ``fill_voxels``: of these, fill (see ``tesla_med.prepare.fill``).
     """
 
