@@ -11,6 +11,7 @@ from tesla_med.errors import ConfigError
 from tesla_med.io.patterns import NamePattern
 
 _BIDS = re.compile(r"sub-[A-Za-z0-9]+")
+_PATIENT = re.compile(r"(p|pt|pat|patient|s|subj?|subject|case)[-_ ]?\d+", re.IGNORECASE)
 BY_FOLDER = "the folder of each patient"
 BY_BIDS = "sub-<id> in the name"
 
@@ -21,8 +22,8 @@ def subjects_of(names: Sequence[str], pattern: str | None, item: str) -> tuple[t
     With a pattern it is what the wildcards of its folders stand for, or its case key where it has none. Else
     it is ``sub-<id>`` where the name has it, else the first folder below what all names have in common, so
     that a patient with a folder of its own stays together. Where no folder is left below, all names lie in
-    one: it is that of a single patient if its name has a digit (``P01``); in any other (``imagesTr``), as in
-    no folder at all, every name is its own subject.
+    one: it is that of a single patient if it is called so (``P01``, ``patient_7``); in any other
+    (``imagesTr``, ``T2``), as in no folder at all, every name is its own subject.
 
     Args:
         names: paths with ``/``, the site's folder left out.
@@ -52,7 +53,7 @@ def _in_common(names: Sequence[str]) -> PurePath:
         return PurePath()
     parents = [PurePath(name).parent for name in names]
     common = PurePath(commonpath(parents))
-    one_patient = all(parent == common for parent in parents) and any(map(str.isdigit, common.name))
+    one_patient = all(parent == common for parent in parents) and _PATIENT.fullmatch(common.name) is not None
     return common.parent if one_patient else common
 
 
