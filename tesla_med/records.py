@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -13,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
-from tesla_med.types import Record, Status, Used
+from tesla_med.types import Packed, Record, Status, Used
 
 
 class Measured(Record):
@@ -69,29 +67,6 @@ class ClassScore(Measured):
         if self.voxels_reference == 0 and (before is None) != (after is None):
             before, after = (1.0 if value is None else value for value in (before, after))
         return None if before is None or after is None else after - before
-
-
-class Packed(Mapping[str, Any]):
-    """JSON-able content in a tenth of its memory: a run keeps the counts of all its cases to its end."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._bytes = zlib.compress(json.dumps(dict(content)).encode())
-
-    def unpacked(self) -> dict[str, Any]:
-        """Return the content."""
-        content: dict[str, Any] = json.loads(zlib.decompress(self._bytes))
-        return content
-
-    def __getitem__(self, key: str) -> Any:
-        return self.unpacked()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.unpacked())
-
-    def __len__(self) -> int:
-        return len(self.unpacked())
 
 
 def _packed(content: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -321,3 +323,26 @@ class Carry:
     """A method's state on its way from one site to the next, under ``reset: never``."""
 
     state: dict[str, Any] | None = None
+
+
+class Packed(Mapping[str, Any]):
+    """JSON-able content in a tenth of its memory: a run keeps the counts of all its cases to its end."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._bytes = zlib.compress(json.dumps(dict(content)).encode())
+
+    def unpacked(self) -> dict[str, Any]:
+        """Return the content."""
+        content: dict[str, Any] = json.loads(zlib.decompress(self._bytes))
+        return content
+
+    def __getitem__(self, key: str) -> Any:
+        return self.unpacked()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.unpacked())
+
+    def __len__(self) -> int:
+        return len(self.unpacked())

@@ -4,7 +4,8 @@ import tracemalloc
 
 import pytest
 
-from tesla_med.records import CaseResult, Packed, TileResult
+from tesla_med.records import CaseResult, TileResult
+from tesla_med.types import Packed
 from tesla_med.watch.history import Seen
 
 COUNTS = {"cases": 1, "bins": 15, "source": {"all": {"confidence": [0.1 * n for n in range(400)]}}}

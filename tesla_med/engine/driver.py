@@ -15,7 +15,6 @@ from tesla_med.engine.memory import attempts
 from tesla_med.engine.stages import stage
 from tesla_med.engine.steadiness import Restarts, choose_share
 from tesla_med.engine.supervision import Supervision
-from tesla_med.models.base import norm_layers
 from tesla_med.prepare.fill import packed, unpacked
 from tesla_med.prepare.stream import SiteImages
 from tesla_med.tta._mechanics.ranks import all_agree, joined, shares
@@ -23,8 +22,6 @@ from tesla_med.tta.base import Scalars, TTAMethod, fetch
 from tesla_med.types import PASSES, UPDATES_OF, Progress
 
 OnStep = Callable[[int, dict[str, float]], None]
-WARM_UP = "statistics_warm_up"
-"""Parameter of methods whose statistics are means over all images so far."""
 
 
 class Driver:
@@ -159,15 +156,6 @@ class Driver:
         self._done += 1
         self._tell(self._done, max(self._done, self._updates))
         return scalars
-
-    def too_few(self, count: int) -> bool:
-        """Whether a unit has too few images for statistics of its own, where its method takes these.
-
-        Smaller batches that were asked for are not too small.
-        """
-        least = min(self.least, self.method.params.batch_slices or self.least)
-        own = bool(norm_layers(self.method.model)) and not getattr(self.method.params, WARM_UP, False)
-        return self.case_by_case and own and count < least
 
     def adapt_and_predict(self, images: Tensor, fill: Tensor | None = None) -> Tensor | None:
         """Return probabilities (N, L, *spatial) of one unit, adapted to first where units are.

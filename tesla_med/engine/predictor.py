@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tesla_med.config.models import GuardConfig, ScalingChoice
 from tesla_med.engine.driver import Driver
+from tesla_med.engine.few import too_few
 from tesla_med.engine.guard import Guard
 from tesla_med.engine.memory import Attempt, attempts, placed
 from tesla_med.engine.outcome import Outcome
@@ -106,11 +107,9 @@ class Predictor:
     def _judged(self, images: Tensor, fill: Tensor | None) -> Outcome:
         if not self.method.adapts:
             return self._attempts(images, fill, lambda: None)
-        if self.driver.too_few(len(images)):
-            outcome, noun = self._unadapted(images), self.driver.noun
-            text = f"{len(images)} {noun}s are too few to adapt to; the source model's result is kept"
-            reason = "; ".join(part for part in (text, outcome.verdict.reason) if part)
-            return replace(outcome, verdict=replace(outcome.verdict, reason=reason))
+        if why := too_few(self.driver, len(images)):
+            outcome = self._unadapted(images)
+            return replace(outcome, verdict=replace(outcome.verdict, reason=why))
         carries_on = self.driver.case_by_case and self.driver.reset != "case"
         before = self.method.state_dict() if carries_on else None
         generators = self.method.generator.get_state(), self.method.noise_generator.get_state()

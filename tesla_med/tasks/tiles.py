@@ -123,10 +123,7 @@ class Tiles(Task):
         return Items(tiles.folder, tuple(tiles.names), skipped, tiles)
 
     def refs(self, items: Items, seed: int, size: int) -> Sequence[Ref]:
-        """Return batches of ``size`` tiles in an order drawn by the seed.
-
-        A rest of fewer tiles than can be adapted to goes with the batch before it.
-        """
+        """Return batches of ``size`` tiles in an order drawn by the seed; a rest of a few joins the last."""
         import torch
 
         generator = torch.Generator().manual_seed(seed)
