@@ -10,10 +10,8 @@ from pathlib import Path
 from tesla_med.compare.statistics import Key
 from tesla_med.config.files import is_yaml, load_pipeline
 from tesla_med.config.models import PROTOCOLS, PipelineConfig, Protocol
-from tesla_med.config.resolve import other_sites
 from tesla_med.config.tables import Row, TableConfig
-from tesla_med.errors import ConfigError, TeslaMedError
-from tesla_med.io.inputs import Hashes, digest_of_items
+from tesla_med.errors import ConfigError
 from tesla_med.registry import unknown_name
 from tesla_med.tasks.base import Task, task_of
 from tesla_med.tta.base import METHODS
@@ -128,12 +126,3 @@ def check_protocols(names: Sequence[str]) -> tuple[Protocol, ...]:
     if unknown:
         raise ConfigError(f"protocol {unknown[0]!r} is not known. Known: {', '.join(PROTOCOLS)}.")
     return tuple(name for name in PROTOCOLS if name in names)
-
-
-def inputs_of(task: Task, volumes: Path) -> str:
-    """Return a hash of every file that the items of a task's site are read from; "" where none are found."""
-    try:
-        items = task.find(volumes, other_sites(task.site))
-    except TeslaMedError:
-        return ""
-    return digest_of_items(items, Hashes(), lambda *_: None, task.site.id)

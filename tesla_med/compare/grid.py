@@ -17,17 +17,10 @@ from typing import Any
 
 from tesla_med.adapt import run_plan
 from tesla_med.compare.calibration import count_calibration
-from tesla_med.compare.cells import (
-    Cell,
-    cells_of,
-    inputs_of,
-    scored_classes,
-    site_names,
-    task_of_table,
-    with_rows,
-)
+from tesla_med.compare.cells import Cell, cells_of, scored_classes, site_names, task_of_table, with_rows
 from tesla_med.compare.costs import Watch, costs_of, passes_of
 from tesla_med.compare.figures import METRICS, Summary, summarise
+from tesla_med.compare.inputs import inputs_of
 from tesla_med.config.models import PipelineConfig, Reset, SiteConfig
 from tesla_med.config.paths import user_path
 from tesla_med.config.resolve import other_sites, resolve
