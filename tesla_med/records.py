@@ -63,10 +63,7 @@ class ClassScore(Measured):
         Beside a mask that is not empty, an empty one of an empty reference counts as 1: what adaptation
         paints where there is no organ is a loss, though one of the two Dice is n/a.
         """
-        before, after = self.dice_source, self.dice
-        if self.voxels_reference == 0 and (before is None) != (after is None):
-            before, after = (1.0 if value is None else value for value in (before, after))
-        return None if before is None or after is None else after - before
+        return change_of(self.dice_source, self.dice, empty=self.voxels_reference == 0)
 
 
 def _packed(content: Any) -> Any:
@@ -378,6 +375,23 @@ class SiteResult:
     def mean_dice_source(self) -> float | None:
         """The same of the unadapted model."""
         return self.mean_source if self.metric == "dice" else None
+
+
+WITHOUT_RESULT = ("failed", "unscored")  # status without a mask, or with a reference that does not fit
+
+
+def change_of(before: float | None, after: float | None, *, empty: bool) -> float | None:
+    """Return the difference of two values in [0, 1]; None where nothing can be compared.
+
+    Args:
+        before: of the source model; None where there is none.
+        after: of the method.
+        empty: whether the reference is: then a mask that is not has a Dice of 0 and an empty one has none,
+            and beside the other it counts as 1.
+    """
+    if empty and (before is None) != (after is None):
+        before, after = (1.0 if value is None else value for value in (before, after))
+    return None if before is None or after is None else after - before
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

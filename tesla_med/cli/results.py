@@ -10,7 +10,7 @@ from typing import Any
 
 from tesla_med.cli.console import Screen
 from tesla_med.scoring.predicted import predicted_table
-from tesla_med.scoring.text import change, counted, metric_title, percent
+from tesla_med.scoring.text import counted, metric_title, percent, points
 
 SHOWN = 20
 """At most this many items are named one by one."""
@@ -82,7 +82,7 @@ def _show_cases(screen: Screen, result: Any, method: str, metric: str) -> None:
         before, after = item.headline_source, item.headline
         share = f" {100 * item.share:.0f} %" if item.used == "partial" and item.share else ""
         used = [] if frozen else [(item.used or "") + share]
-        texts = [percent(before), percent(after), change(0.0, item.dice_change)]
+        texts = [percent(before), percent(after), points(item.dice_change)]
         shown = (texts[1:2] if frozen else texts) if scored else []
         rows.append([item.case, item.status, *shown, str(item.slices), *used, f"{item.seconds:.1f}"])
     screen.table(columns, rows)

@@ -12,7 +12,7 @@ import typer
 from tesla_med.cli.console import Screen, duration
 from tesla_med.cli.options import Device, Json, Quiet, Set, TrustCode, Verbose, path
 from tesla_med.cli.results import SHOWN
-from tesla_med.scoring.text import change, counted, metric_title, percent
+from tesla_med.scoring.text import counted, metric_title, percent, points
 
 app = typer.Typer()
 
@@ -100,7 +100,7 @@ def _shown(screen: Screen, result: Any) -> int:
         [
             *(line.site, *([line.weights] if several else []), f"{line.method} {line.protocol}"),
             *(str(line.cells), str(line.cases), percent(line.source), percent(line.adapted)),
-            *(change(0.0, line.change), str(line.harmed), str(line.failed), duration(line.seconds)),
+            *(points(line.change), str(line.harmed), str(line.failed), duration(line.seconds)),
         ]
         for line in result.summary
     ]

@@ -17,6 +17,7 @@ import numpy as np
 from tesla_med.compare.harm import Harm, harm_at, harm_over
 from tesla_med.compare.paired import Pairings, pair_rows
 from tesla_med.compare.statistics import AVERAGE, Key, average, interval, mcnemar, wilcoxon
+from tesla_med.records import WITHOUT_RESULT
 from tesla_med.scoring.metrics import compared
 
 CASE_COLUMNS = ("site", "case", "row", "method", "protocol", "seed", "label", "class")
@@ -226,9 +227,6 @@ def _by_site(values: Mapping[tuple[str, str, str, str, int], float]) -> dict[Key
     return {key: dict(sites) for key, sites in found.items()}
 
 
-WITHOUT_SCORE = ("failed", "unscored")
-
-
 def _with_empty_as_one(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[Mapping[str, Any]]:
     """Return rows in which an empty mask of an empty reference counts as 1 where another mask has a value.
 
@@ -236,21 +234,19 @@ def _with_empty_as_one(rows: Sequence[Mapping[str, Any]], metric: Metric) -> lis
     of a class of a case are empty, nothing is compared.
     """
     columns = (metric.column, metric.source_column)
-    scored = [row["status"] not in WITHOUT_SCORE for row in rows]
 
-    def item(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return row["site"], row["case"], row.get(metric.of_class)
+    def item(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        scored = row["status"] not in WITHOUT_RESULT
+        return (row["site"], row["case"], row.get(metric.of_class)) if scored else None
 
     found: dict[tuple[Any, ...], set[float | None]] = {}
-    for row, has in zip(rows, scored, strict=True):
-        if has:
-            found.setdefault(item(row), set()).update(row[column] for column in columns)
+    for row in rows:
+        if (key := item(row)) is not None:
+            found.setdefault(key, set()).update(row[column] for column in columns)
     painted = {key for key, values in found.items() if values == {None, 0.0}}  # some masks, and no organ
     return [
-        {**row, **{column: 1.0 for column in columns if row[column] is None}}
-        if has and item(row) in painted
-        else row
-        for row, has in zip(rows, scored, strict=True)
+        {**row, **{column: 1.0 for column in columns if row[column] is None}} if item(row) in painted else row
+        for row in rows
     ]
 
 

@@ -285,7 +285,7 @@ class _Grid:
     def _run(self, cell: Cell, carry: Carry | None) -> None:
         """Run a cell and note what it cost; in a chain it is run from its start."""
         entry: dict[str, Any] = {"settings": self._settings(cell), "complete": False}
-        entry |= {"inputs": self._inputs(cell)}
+        entry["inputs"] = self._inputs(cell)
         watch = Watch(self.device)
         probs = cell.seed == self.table.first_seed and "probs" in self.task.honours
         plan = self._plan(cell, method=cell.row.method, out=self._folder(cell), reports=True, probs=probs)

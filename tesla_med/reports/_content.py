@@ -122,10 +122,6 @@ def definitions() -> list[tuple[str, str]]:
     ]
 
 
-def _both_dice(result: CaseResult) -> tuple[float | None, float | None]:
-    return result.mean_dice_source, result.mean_dice
-
-
 def _sentence(what: str, unit: str) -> str:
     return f"{what[:1].upper()}{what[1:]}{f', in {unit}' if unit else ''}."
 
@@ -141,12 +137,13 @@ def tiles(results: Sequence[CaseResult], calibration: Mapping[str, Any]) -> list
     shown = [Tile("Cases", str(len(results)), f"{len(results) - counts['failed']} with a mask")]
     changes = [(change, item.case) for item in results if (change := item.dice_change) is not None]
     if changes:
-        means = [mean_of_known(found) for found in zip(*map(_both_dice, results), strict=True)]
+        source = mean_of_known(item.mean_dice_source for item in results)
+        ours = mean_of_known(item.mean_dice for item in results)
         change = sum(value for value, _ in changes) / len(changes)
         shown.append(
             Tile(
                 "Mean Dice",
-                " → ".join(number(value, 3) for value in means),
+                f"{number(source, 3)} → {number(ours, 3)}",
                 f"{signed(change)} over {len(changes)} of {len(results)} cases",
                 tone(change),
             )

@@ -18,7 +18,12 @@ def percent(value: float | None) -> str:
 
 def change(before: float | None, after: float | None) -> str:
     """Return the difference of two shares in points with its sign, or n/a."""
-    return NOT_APPLICABLE if before is None or after is None else f"{100 * (after - before):+.1f}"
+    return points(None if before is None or after is None else after - before)
+
+
+def points(value: float | None) -> str:
+    """Return a difference in [-1, 1] in points with its sign, or n/a."""
+    return NOT_APPLICABLE if value is None else f"{100 * value:+.1f}"
 
 
 def decimals(value: float | None, places: int) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from tesla_med import __version__
 from tesla_med.config.study import StudyConfig
 from tesla_med.io.files import write_text
+from tesla_med.records import WITHOUT_RESULT
 from tesla_med.study.cells import Grid, StudyCell
-from tesla_med.study.tables import WITHOUT_RESULT, change_of
+from tesla_med.study.tables import change_in
 
 STUDY_HTML = "study.html"
 REPORT = Path("report") / "report.html"
@@ -47,7 +48,7 @@ class Row:
         source: mean of the unadapted model in percent; None without references.
         adapted: mean of the method, or of its predicted Dice.
         change: mean change in points, over the cases of which both are known, see
-            :func:`~tesla_med.study.tables.change_of`; None without references.
+            :func:`~tesla_med.study.tables.change_in`; None without references.
         harm: cases that lose more than 1, 2 and 5 points.
         untrusted: cases on which no mask is trusted.
         failed: cases without a mask or a score.
@@ -131,7 +132,7 @@ def _row(
         if value is not None:
             name = case["case"] + (f", seed {cell.key['seed']}" if len(cells) > 1 else "")
             dots.append(Dot(name, None if case["source"] is None else 100 * case["source"], 100 * value))
-    changes = [100 * change for _, case in found if (change := change_of(case)) is not None]
+    changes = [100 * change for _, case in found if (change := change_in(case)) is not None]
     before = [100 * case["source"] for _, case in found if case["source"] is not None]
     reports = [
         (f"{cell.folder(out).relative_to(out).as_posix()}/{REPORT.as_posix()}", f"seed {cell.key['seed']}")

@@ -15,13 +15,13 @@ from tesla_med.errors import OutputError
 from tesla_med.io.inputs import Hashes
 from tesla_med.io.locks import in_folder
 from tesla_med.models.base import default_device
+from tesla_med.records import WITHOUT_RESULT
 from tesla_med.study.cells import CELLS_FOLDER, HASHES_FILE, Grid, StudyCell, grid_of
 from tesla_med.study.page import STUDY_HTML, write_page
 from tesla_med.study.schedulers import HERE, LOCAL, LOGS_FOLDER, check_scheduler, do_cells
 from tesla_med.study.tables import (
     STUDY_CSV,
     STUDY_JSON,
-    WITHOUT_RESULT,
     Line,
     read_cell,
     summarise,

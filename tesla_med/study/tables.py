@@ -14,7 +14,7 @@ from tesla_med.config.study import StudyConfig
 from tesla_med.errors import OutputError
 from tesla_med.io.files import write_json, write_text
 from tesla_med.io.tables import to_csv
-from tesla_med.records import mean_of_known
+from tesla_med.records import WITHOUT_RESULT, change_of, mean_of_known
 from tesla_med.study.cells import CELL_FILE, Grid
 
 STUDY_CSV, STUDY_JSON = "study.csv", "study.json"
@@ -24,8 +24,6 @@ COLUMNS = (
     *("case", "status", "used", "share", "trusted", "metric", "source", "adapted", "predicted"),
     *("reason", "seconds"),
 )
-WITHOUT_RESULT = ("failed", "unscored")
-"""Status of rows that have no mask, or a reference that does not fit."""
 PATIENCE_SECONDS = 60.0
 """A shared file system may show what another machine has renamed only after a while."""
 
@@ -44,7 +42,7 @@ class Line:
         metric: dice, or accuracy for tiles.
         source: mean of the unadapted model over the rows that have one, in [0, 1]; None without references.
         adapted: the same of the method.
-        change: mean change over the rows of which both are known (see :func:`change_of`), in [-1, 1].
+        change: mean change over the rows of which both are known (see :func:`change_in`), in [-1, 1].
         harmed: rows that lose more than a point.
         failed: rows that failed or are unscored.
         seconds: of all cells together.
@@ -111,7 +109,7 @@ def summarise(contents: Iterable[Mapping[str, Any]]) -> list[Line]:
 def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
     rows = [row for cell in cells for row in cell["cases"]]
     scored = [row for row in rows if row["source"] is not None or row["adapted"] is not None]
-    changes = [change for row in rows if (change := change_of(row)) is not None]
+    changes = [change for row in rows if (change := change_in(row)) is not None]
     site, weights, method, protocol = key
     return Line(
         site,
@@ -130,18 +128,12 @@ def _line(key: tuple[str, ...], cells: Sequence[Mapping[str, Any]]) -> Line:
     )
 
 
-def change_of(row: Mapping[str, Any]) -> float | None:
-    """Return the value of the method less the source's, in [-1, 1]; None where nothing can be compared.
-
-    A mask that is not empty, of a case without the organ, has a Dice of 0, and an empty one has none: beside
-    the other it counts as 1.
-    """
-    source, adapted = row["source"], row["adapted"]
-    if row["status"] in WITHOUT_RESULT or source is adapted is None:
+def change_in(row: Mapping[str, Any]) -> float | None:
+    """Return the value of the method less the source's, in [-1, 1]; None where nothing can be compared."""
+    if row["status"] in WITHOUT_RESULT:
         return None
-    if {source, adapted} == {None, 0.0}:
-        return -1.0 if source is None else 1.0
-    return None if source is None or adapted is None else adapted - source
+    source, adapted = row["source"], row["adapted"]
+    return change_of(source, adapted, empty={source, adapted} == {None, 0.0})
 
 
 def write_tables(

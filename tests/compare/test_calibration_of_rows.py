@@ -17,17 +17,19 @@ KEY = ("tesla", "N-O")
 NONE = np.zeros(4)
 
 
+def task_of(found):
+    """Return what stands in for a task that counts this of its cases."""
+    parts = [{KEY: item} for item in found]
+    return SimpleNamespace(site=None, find=lambda *_: None, recount=lambda items, runs: iter(parts))
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """Count what two cases of site A and one of site B gave."""
 
     def count(of_a, of_b):
         monkeypatch.setattr(calibration, "other_sites", lambda _: [])
-        tasks = {}
-        for site, found in (("A", of_a), ("B", of_b)):
-            parts = [{KEY: item} for item in found]
-            recount = lambda items, runs, parts=parts: iter(parts)  # noqa: E731
-            tasks[site] = SimpleNamespace(site=None, find=lambda *_: None, recount=recount)
+        tasks = {"A": task_of(of_a), "B": task_of(of_b)}
         return count_calibration(tasks, {"A": {}, "B": {}}, None)
 
     return count

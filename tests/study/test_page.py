@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tesla_med.study.page import rows_of, write_page
-from tesla_med.study.tables import change_of
+from tesla_med.study.tables import change_in
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def test_changes_are_those_of_the_cases_that_both_have(tmp_path):
     ],
 )
 def test_the_change_of_a_case(source, adapted, status, change):
-    assert change_of(case("a", source, adapted, status=status)) == change
+    assert change_in(case("a", source, adapted, status=status)) == change
 
 
 def test_means_changes_harm_and_trust(tmp_path):

@@ -191,7 +191,7 @@ def test_pipeline_and_sites_by_name(volumes: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sites is empty"):
         train_source("prostate", [], volumes, tmp_path / "out")
     with pytest.raises(ConfigError, match="sites: expected ids"):
-        train_source("prostate", [1], volumes, tmp_path / "out")  # type: ignore[list-item]
+        train_source("prostate", [1], volumes, tmp_path / "out")
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1", None, True, 2**63])
